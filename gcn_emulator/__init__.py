@@ -1,0 +1,1 @@
+"""gfx942/gfx950 code, executed instruction by instruction on a CPU."""

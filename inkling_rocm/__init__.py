@@ -1,0 +1,1 @@
+"""Inkling for AMD Instinct first: model, ops, engine, server."""

@@ -1,0 +1,1 @@
+"""What the sibling packages share: architecture facts, tuning rows with evidence, the kernel register."""
