@@ -1,1 +1,2 @@
-"""What the sibling packages share: architecture facts, tuning rows with evidence, the kernel register."""
+"""What the sibling packages share: architecture facts, tuning rows with evidence, the kernel
+register."""

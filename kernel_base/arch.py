@@ -1,8 +1,8 @@
 """Architecture facts as data.
 
-One row per architecture. Code never asks "is this AMD?"; it asks for a fact (wave size, LDS, matrix shapes) of the
-architecture that was resolved once, at start-up. Peak figures are the vendors' datasheet numbers: they size
-floors and launch grids and are never reported as measurements.
+One row per architecture. Code never asks "is this AMD?"; it asks for a fact (wave size, LDS, matrix
+shapes) of the architecture that was resolved once, at start-up. Peak figures are the vendors'
+datasheet numbers: they size floors and launch grids and are never reported as measurements.
 """
 
 from __future__ import annotations
@@ -53,36 +53,97 @@ ARCHS: dict[str, Arch] = {
     arch.name: arch
     for arch in (
         Arch(
-            name="gfx942", vendor="amd", products=("MI300X", "MI325X"), wave_size=64, compute_units=304, xcds=8,
-            lds_bytes=64 * _KIB, vgprs=512, l2_bytes=4 * _MIB, hbm_bytes_per_s=6.0e12, bf16_flops=1.307e15,
-            fp8="fnuz", bf16_matrix_shapes=((16, 16, 16), (32, 32, 8)),
+            name="gfx942",
+            vendor="amd",
+            products=("MI300X", "MI325X"),
+            wave_size=64,
+            compute_units=304,
+            xcds=8,
+            lds_bytes=64 * _KIB,
+            vgprs=512,
+            l2_bytes=4 * _MIB,
+            hbm_bytes_per_s=6.0e12,
+            bf16_flops=1.307e15,
+            fp8="fnuz",
+            bf16_matrix_shapes=((16, 16, 16), (32, 32, 8)),
         ),
         Arch(
-            name="gfx950", vendor="amd", products=("MI355X", "MI350X"), wave_size=64, compute_units=256, xcds=8,
-            lds_bytes=160 * _KIB, vgprs=512, l2_bytes=4 * _MIB, hbm_bytes_per_s=8.0e12, bf16_flops=2.5e15,
-            fp8="ocp", bf16_matrix_shapes=((16, 16, 32), (32, 32, 16)),
+            name="gfx950",
+            vendor="amd",
+            products=("MI355X", "MI350X"),
+            wave_size=64,
+            compute_units=256,
+            xcds=8,
+            lds_bytes=160 * _KIB,
+            vgprs=512,
+            l2_bytes=4 * _MIB,
+            hbm_bytes_per_s=8.0e12,
+            bf16_flops=2.5e15,
+            fp8="ocp",
+            bf16_matrix_shapes=((16, 16, 32), (32, 32, 16)),
         ),
         Arch(
-            name="sm80", vendor="nvidia", products=("A100",), wave_size=32, compute_units=108, xcds=1,
-            lds_bytes=163 * _KIB, vgprs=255, l2_bytes=40 * _MIB, hbm_bytes_per_s=2.0e12, bf16_flops=3.12e14,
-            fp8=None, bf16_matrix_shapes=((16, 8, 16),),
+            name="sm80",
+            vendor="nvidia",
+            products=("A100",),
+            wave_size=32,
+            compute_units=108,
+            xcds=1,
+            lds_bytes=163 * _KIB,
+            vgprs=255,
+            l2_bytes=40 * _MIB,
+            hbm_bytes_per_s=2.0e12,
+            bf16_flops=3.12e14,
+            fp8=None,
+            bf16_matrix_shapes=((16, 8, 16),),
         ),
         Arch(
-            name="sm90", vendor="nvidia", products=("H100", "H200"), wave_size=32, compute_units=132, xcds=1,
-            lds_bytes=227 * _KIB, vgprs=255, l2_bytes=50 * _MIB, hbm_bytes_per_s=4.8e12, bf16_flops=9.9e14,
-            fp8="ocp", bf16_matrix_shapes=((64, 256, 16),),
+            name="sm90",
+            vendor="nvidia",
+            products=("H100", "H200"),
+            wave_size=32,
+            compute_units=132,
+            xcds=1,
+            lds_bytes=227 * _KIB,
+            vgprs=255,
+            l2_bytes=50 * _MIB,
+            hbm_bytes_per_s=4.8e12,
+            bf16_flops=9.9e14,
+            fp8="ocp",
+            bf16_matrix_shapes=((64, 256, 16),),
         ),
         Arch(
-            name="sm100", vendor="nvidia", products=("B200", "GB200"), wave_size=32, compute_units=148, xcds=1,
-            lds_bytes=227 * _KIB, vgprs=255, l2_bytes=126 * _MIB, hbm_bytes_per_s=8.0e12, bf16_flops=2.25e15,
-            fp8="ocp", bf16_matrix_shapes=((128, 256, 16),),
+            name="sm100",
+            vendor="nvidia",
+            products=("B200", "GB200"),
+            wave_size=32,
+            compute_units=148,
+            xcds=1,
+            lds_bytes=227 * _KIB,
+            vgprs=255,
+            l2_bytes=126 * _MIB,
+            hbm_bytes_per_s=8.0e12,
+            bf16_flops=2.25e15,
+            fp8="ocp",
+            bf16_matrix_shapes=((128, 256, 16),),
         ),
         Arch(
-            name="cpu", vendor="cpu", products=("CPU",), wave_size=1, compute_units=0, xcds=1, lds_bytes=0, vgprs=0,
-            l2_bytes=0, hbm_bytes_per_s=0.0, bf16_flops=0.0, fp8="ocp", bf16_matrix_shapes=(),
+            name="cpu",
+            vendor="cpu",
+            products=("CPU",),
+            wave_size=1,
+            compute_units=0,
+            xcds=1,
+            lds_bytes=0,
+            vgprs=0,
+            l2_bytes=0,
+            hbm_bytes_per_s=0.0,
+            bf16_flops=0.0,
+            fp8="ocp",
+            bf16_matrix_shapes=(),
         ),
     )
-}  # fmt: skip
+}
 
 
 def arch_named(name: str) -> Arch:
@@ -114,10 +175,12 @@ def arch_of_device(device) -> Arch:
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         return arch_named(properties.gcnArchName.split(":")[0])
-    # 8.6/8.9 share sm80's code, 10.3/12.x share sm100's: the row of the generation is the closest fact we have.
+    # 8.6/8.9 share sm80's code, 10.3/12.x share sm100's: the row of the generation is the closest
+    # fact we have.
     generation = {8: "sm80", 9: "sm90", 10: "sm100"}.get(properties.major)
     if generation is None:
         raise ValueError(
-            f"{properties.name} (sm{properties.major}{properties.minor}) has no architecture row; known: {', '.join(ARCHS)}"
+            f"{properties.name} (sm{properties.major}{properties.minor}) has no architecture row; "
+            f"known: {', '.join(ARCHS)}"
         )
     return ARCHS[generation]

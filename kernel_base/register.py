@@ -1,8 +1,9 @@
 """The kernel register: every Triton launcher of the project, with the cases that prove it.
 
-A package that owns Triton kernels has a module that calls `register(KernelEntry(...))` for each launcher and
-names it in the entry-point group "kernel_base.kernels" of pyproject.toml. `inkling-rocm verify` walks the register;
-a test walks the source tree and fails for a `@triton.jit` kernel that no entry names.
+A package that owns Triton kernels has a module that calls `register(KernelEntry(...))` for each
+launcher and names it in the entry-point group "kernel_base.kernels" of pyproject.toml.
+`inkling-rocm verify` walks the register; a test walks the source tree and fails for a `@triton.jit`
+kernel that no entry names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Outcome:
         name: which output of the launcher this is.
         out: the kernel's output.
         reference: float64, same shape.
-        eager: the same mathematics in the kernel's dtype with plain torch: its error sets the budget (2x).
+        eager: the same mathematics in the kernel's dtype with plain torch: its error sets the
+            budget (2x).
     """
 
     name: str
@@ -40,8 +42,8 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One small problem for a launcher. `run(device)` launches the kernel there (CPU tensors under emulation) and
-    returns every output; it must force `row` as the launch configuration."""
+    """One small problem for a launcher. `run(device)` launches the kernel there (CPU tensors under
+    emulation) and returns every output; it must force `row` as the launch configuration."""
 
     name: str
     run: Callable[[torch.device], list[Outcome]]
@@ -55,8 +57,8 @@ class KernelEntry:
         name: "package.launcher", unique, what `verify --op` selects.
         kernels: "module:function" of each `@triton.jit` kernel the launcher starts.
         table: its tuning rows.
-        cases: (architecture name, row) -> problems, small but with that row's real constants: ragged sizes,
-            partial tiles, head and window edges.
+        cases: (architecture name, row) -> problems, small but with that row's real constants:
+            ragged sizes, partial tiles, head and window edges.
     """
 
     name: str

@@ -17,9 +17,11 @@ class TuningRow:
 
     Attributes:
         arch: architecture name the row is for.
-        when: facts the call must have: an exact value, or an inclusive (low, high) range, None = unbounded.
+        when: facts the call must have: an exact value, or an inclusive (low, high) range, None =
+            unbounded.
         constexprs: `tl.constexpr` arguments (block sizes and the like), by name.
-        options: launch options: num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim, kpack, ...
+        options: launch options: num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim, kpack,
+            ...
         evidence: how the row was chosen: "measured" on that architecture, "emulated" (counters of
             gcn_emulator), or "guess".
         source: what stands behind it: a result id in bench/results, a report, or a reason.
@@ -39,7 +41,8 @@ class TuningRow:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def matches(self, facts: Mapping[str, int | str | bool]) -> bool:
-        """Whether every condition of `when` holds for `facts`; a fact the call lacks is a KeyError."""
+        """Whether every condition of `when` holds for `facts`; a fact the call lacks is a
+        KeyError."""
         return all(_holds(bound, facts[name]) for name, bound in self.when.items())
 
     def launch_kwargs(self) -> dict:
@@ -64,7 +67,8 @@ class TuningTable:
     def select(self, arch: str, **facts: int | str | bool) -> TuningRow:
         """The row for a call on `arch` with these facts.
 
-        Raises: ValueError: no row matches; the message names the kernel, the architecture and the facts.
+        Raises: ValueError: no row matches; the message names the kernel, the architecture and the
+            facts.
         """
         for row in self.rows:
             if row.arch == arch and row.matches(facts):

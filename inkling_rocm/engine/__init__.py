@@ -1,0 +1,1 @@
+"""The embedded host: page pools, rings, scheduler, sampler, Python API."""

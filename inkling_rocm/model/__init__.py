@@ -1,0 +1,1 @@
+"""The model, written once against ops and host."""

@@ -1,0 +1,1 @@
+"""The op interface: contracts, torch references, variants and their choice."""
