@@ -1,0 +1,34 @@
+"""Generated kernels: emulator(gfx942) and emulator(gfx950) against Triton's interpreter."""
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from differential import compare
+from kernelgen import FAMILIES, generate
+
+
+def fast_seeds():
+    """The first seed of every family (seeds are consecutive for the worker processes)."""
+    return 0, 24
+
+
+def test_fast_subset():
+    first, last = fast_seeds()
+    count, problems, mnemonics, _ = compare(first, last)
+    assert not problems, problems
+    assert count == last - first
+    assert len(mnemonics) > 100
+
+
+def test_fast_subset_covers_most_families():
+    seen = {generate(seed).name.split("_")[0] for seed in range(*fast_seeds())}
+    assert len(seen) >= len(FAMILIES) - 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(100, 1000, 100))
+def test_many(first):
+    _, problems, _, _ = compare(first, first + 100)
+    assert not problems, problems

@@ -1,0 +1,455 @@
+"""LDS, buffer, global, scratch and scalar memory instructions."""
+
+import numpy as np
+import pytest
+from harness import FULL, M32, b16, f16, f32, ints, run, signed
+
+from gcn_emulator import EmuError
+
+LANES = np.arange(64)
+PARTIAL = 0x00FF00FF12345678
+LDS = np.random.default_rng(5).integers(0, 256, 8192).astype(np.uint8)
+
+
+def lanes(row):
+    return [int(x) for x in row]
+
+
+def word(data, at, size=4):
+    return int.from_bytes(bytes(data[at : at + size]), "little")
+
+
+def addresses(unit, seed=0):
+    return (np.random.default_rng(seed).permutation(256)[:64] * unit).astype(np.uint32)
+
+
+@pytest.mark.parametrize("exec_", [FULL, PARTIAL])
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("bits", [32, 64, 96, 128])
+def test_lds_wide(bits, exec_, lazy):
+    size, where, old = bits // 8, addresses(16), ints(8)
+    dst = "v4" if bits == 32 else f"v[4:{3 + bits // 32}]"
+    v = {1: where, **{4 + i: old for i in range(4)}}
+    wave = run(f"ds_read_b{bits} {dst}, v1 offset:64\ns_waitcnt lgkmcnt(0)", v=v, lds=LDS,
+               exec_=exec_, lazy=lazy)  # fmt: skip
+    for lane in range(64):
+        for i in range(size // 4):
+            want = word(LDS, int(where[lane]) + 64 + 4 * i) if exec_ >> lane & 1 else int(old[lane])
+            assert int(wave.rows[4 + i][lane]) == want
+    data = {10 + i: ints(20 + i) for i in range(size // 4)}
+    src = "v10" if bits == 32 else f"v[10:{9 + bits // 32}]"
+    wave = run(f"ds_write_b{bits} v1, {src} offset:32", v={1: where, **data}, lds=LDS, exec_=exec_,
+               lazy=lazy)  # fmt: skip
+    want = LDS.copy()
+    for lane in range(64):
+        if exec_ >> lane & 1:
+            for i in range(size // 4):
+                at = int(where[lane]) + 32 + 4 * i
+                want[at : at + 4] = np.frombuffer(
+                    int(data[10 + i][lane]).to_bytes(4, "little"), np.uint8
+                )
+    assert np.array_equal(wave.lds.store_.bytes[: len(want)], want)
+
+
+def test_lds_narrow():
+    where, old = addresses(3), ints(8)
+    for kind, size, sign in (("u8", 1, 0), ("i8", 1, 1), ("u16", 2, 0), ("i16", 2, 1)):
+        wave = run(f"ds_read_{kind} v4, v1 offset:5", v={1: where, 4: old}, lds=LDS)
+        for lane in range(64):
+            x = word(LDS, int(where[lane]) + 5, size)
+            assert int(wave.rows[4][lane]) == (signed(x, 8 * size) & M32 if sign else x)
+    for kind in ("u16_d16", "u16_d16_hi", "u8_d16", "u8_d16_hi"):
+        for lazy in (False, True):
+            text = f"ds_read_{kind} v4, v1\ns_waitcnt lgkmcnt(0)"
+            wave = run(text, v={1: where, 4: old}, lds=LDS, lazy=lazy)
+            for lane in range(64):
+                x = word(LDS, int(where[lane]), int(kind[1:3].rstrip("_")) // 8)
+                keep = int(old[lane])
+                want = keep & 0xFFFF | x << 16 if kind.endswith("hi") else keep & 0xFFFF0000 | x
+                assert int(wave.rows[4][lane]) == want
+    data = ints(3)
+    for kind, size, shift in (
+        ("b8", 1, 0),
+        ("b16", 2, 0),
+        ("b16_d16_hi", 2, 16),
+        ("b8_d16_hi", 1, 16),
+    ):
+        wave = run(f"ds_write_{kind} v1, v2 offset:3", v={1: where, 2: data}, lds=LDS)
+        want = LDS.copy()
+        for lane in range(64):
+            at, x = int(where[lane]) + 3, int(data[lane]) >> shift
+            want[at : at + size] = list((x & (1 << 8 * size) - 1).to_bytes(size, "little"))
+        assert np.array_equal(wave.lds.store_.bytes[: len(want)], want)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("st64", ["", "st64"])
+def test_lds_pairs(bits, st64):
+    n = bits // 32
+    unit = bits // 8 * (64 if st64 else 1)
+    where = addresses(8)
+    o0, o1 = 1, 5
+    dst = f"v[1:{2 * n}]"  # overlaps the address register
+    wave = run(f"ds_read2{st64}_b{bits} {dst}, v1 offset0:{o0} offset1:{o1}", v={1: where}, lds=LDS)
+    for lane in range(64):
+        for part, offset in enumerate((o0, o1)):
+            for i in range(n):
+                want = word(LDS, int(where[lane]) + offset * unit + 4 * i)
+                assert int(wave.rows[1 + part * n + i][lane]) == want
+    data = {10 + i: ints(i) for i in range(2 * n)}
+    srcs = "v10, v11" if n == 1 else "v[10:11], v[12:13]"
+    base = (LANES * 8).astype(np.uint32)
+    if not st64:
+        base *= 8
+    wave = run(
+        f"ds_write2{st64}_b{bits} v1, {srcs} offset0:2 offset1:3", v={1: base, **data}, lds=LDS
+    )
+    want = LDS.copy()
+    for part, offset in enumerate((2, 3)):
+        for lane in range(64):
+            for i in range(n):
+                at = int(base[lane]) + offset * unit + 4 * i
+                want[at : at + 4] = list(int(data[10 + part * n + i][lane]).to_bytes(4, "little"))
+    assert np.array_equal(wave.lds.store_.bytes[: len(want)], want)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_transposing_read(bits):
+    """Groups of 16 lanes exchange a (64 / bits) x 16 matrix and receive its columns."""
+    where = (LANES * 8).astype(np.uint32)
+    wave = run(f"ds_read_b64_tr_b{bits} v[2:3], v1", v={1: where}, lds=LDS)
+    rows, lanes_per_row = 64 // bits, bits // 4
+    for lane in range(64):
+        group, column = divmod(lane, 16)
+        got = int(wave.rows[2][lane]) | int(wave.rows[3][lane]) << 32
+        for row in range(rows):
+            holder = 16 * group + row * lanes_per_row + column * bits // 64
+            element = column % (64 // bits)
+            want = word(LDS, int(where[holder]), 8) >> element * bits & (1 << bits) - 1
+            assert got >> row * bits & (1 << bits) - 1 == want
+
+
+@pytest.mark.parametrize("exec_", [FULL, PARTIAL])
+def test_lane_exchange(exec_):
+    index, data, old = ints(1), ints(2), ints(3)
+    v = {0: old, 1: index, 2: data}
+
+    def active(lane):
+        return exec_ >> lane & 1
+
+    wave = run("ds_bpermute_b32 v0, v1, v2", v=v, exec_=exec_)
+    for lane in range(64):
+        source = int(index[lane]) // 4 % 64
+        want = (int(data[source]) if active(source) else 0) if active(lane) else int(old[lane])
+        assert int(wave.rows[0][lane]) == want
+    wave = run("ds_permute_b32 v0, v1, v2", v=v, exec_=exec_)
+    out = [0] * 64
+    for lane in range(64):
+        if active(lane):
+            out[int(index[lane]) // 4 % 64] = int(data[lane])
+    assert all(int(wave.rows[0][i]) == (out[i] if active(i) else int(old[i])) for i in range(64))
+    patterns = {
+        "swizzle(SWAP,16)": lambda i: i ^ 16,
+        "swizzle(SWAP,1)": lambda i: i ^ 1,
+        "swizzle(REVERSE,8)": lambda i: i ^ 7,
+        "swizzle(BROADCAST,4,2)": lambda i: i // 4 * 4 + 2,
+        "swizzle(QUAD_PERM,3,1,0,2)": lambda i: i // 4 * 4 + (3, 1, 0, 2)[i % 4],
+        'swizzle(BITMASK_PERM,"01pi0")': lambda i: i & 32 | 8 | i & 4 | ~i & 2,
+    }
+    for text, fn in patterns.items():
+        wave = run(f"ds_swizzle_b32 v0, v2 offset:{text}", v=v)
+        assert lanes(wave.rows[0]) == [int(data[fn(i)]) for i in range(64)], text
+
+
+def test_lds_atomics():
+    where = (LANES % 5 * 4).astype(np.uint32)
+    data = ints(4)
+    start = np.frombuffer(ints(7).tobytes(), np.uint8).copy()
+    table = {
+        "add_u32": lambda o, x: o + x, "sub_u32": lambda o, x: o - x, "min_u32": min, "max_u32": max,
+        "min_i32": lambda o, x: min(signed(o), signed(x)), "and_b32": lambda o, x: o & x,
+        "max_i32": lambda o, x: max(signed(o), signed(x)), "or_b32": lambda o, x: o | x,
+        "xor_b32": lambda o, x: o ^ x,
+    }  # fmt: skip
+    for name, fn in table.items():
+        op, kind = name.split("_")
+        for rtn in ("", "_rtn"):
+            text = f"ds_{op}{rtn}_{kind} {'v3, ' if rtn else ''}v1, v2"
+            wave = run(text, v={1: where, 2: data}, lds=start, exec_=PARTIAL)
+            memory = lanes(start.view(np.uint32))
+            for lane in range(64):
+                if PARTIAL >> lane & 1:
+                    if rtn:
+                        assert int(wave.rows[3][lane]) == memory[lane % 5]
+                    memory[lane % 5] = fn(memory[lane % 5], int(data[lane])) & M32
+            assert lanes(wave.lds.store_.words[:64]) == memory
+    wave = run("ds_cmpst_rtn_b32 v3, v1, v2, v4", v={1: LANES * 4, 2: start.view(np.uint32), 4: data},
+               lds=start)  # fmt: skip
+    assert lanes(wave.lds.store_.words[:64]) == lanes(data)
+    zero = np.zeros(256, np.uint8)
+    wave = run(
+        "ds_add_f32 v1, v2", v={1: np.zeros(64), 2: np.float32(1.5).view(np.uint32)}, lds=zero
+    )
+    assert wave.lds.store_.words.view(np.float32)[0] == 96
+
+
+def descriptor(array, records=None):
+    base = array.ctypes.data
+    size = array.nbytes if records is None else records
+    return {4: base & M32, 5: base >> 32, 6: size, 7: 0x27000}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(("kind", "size"), [("ubyte", 1), ("sbyte", 1), ("ushort", 2), ("sshort", 2),
+                                       ("dword", 4), ("dwordx2", 8), ("dwordx3", 12), ("dwordx4", 16)])  # fmt: skip
+def test_buffer_load(kind, size, lazy):
+    memory = LDS[:2048].copy()
+    where = addresses(4 if size >= 4 else 3).astype(np.uint32)
+    where[::7] = 0x80000000  # how Triton masks lanes off
+    where[1] = 1000 - 4  # partly outside for wide loads
+    where[2] = 1000 - size
+    where[3] = 1000
+    records = 1000 + 20
+    n = max(size // 4, 1)
+    dst = "v2" if n == 1 else f"v[2:{1 + n}]"
+    text = f"buffer_load_{kind} {dst}, v1, s[4:7], s8 offen offset:16\ns_waitcnt vmcnt(0)"
+    s = descriptor(memory, records) | {8: 4}
+    v = {1: where, **{2 + i: ints(3) for i in range(4)}}
+    wave = run(text, v=v, s=s, arrays=[memory], exec_=PARTIAL, lazy=lazy)
+    for lane in range(64):
+        for i in range(n):
+            at, width = int(where[lane]) + 16 + 4 * i, min(size, 4)
+            x = word(memory, at + 4, width) if at + width <= records - 4 else 0
+            if kind[0] == "s":
+                x = signed(x, 8 * size) & M32
+            want = x if PARTIAL >> lane & 1 else int(ints(3)[lane])
+            assert int(wave.rows[2 + i][lane]) == want, (lane, i)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("byte", 1), ("short", 2), ("dword", 4), ("dwordx2", 8),
+                                       ("dwordx4", 16), ("short_d16_hi", 2)])  # fmt: skip
+def test_buffer_store(kind, size):
+    memory = LDS[:2048].copy()
+    where = (LANES * 16).astype(np.uint32)
+    where[5] = 0x80000000
+    where[9] = 1000
+    records, n = 1008, max(size // 4, 1)
+    data = {2 + i: ints(i) for i in range(n)}
+    src = "v2" if n == 1 else f"v[2:{1 + n}]"
+    wave = run(f"buffer_store_{kind} {src}, v1, s[4:7], 0 offen", v={1: where, **data},
+               s=descriptor(memory, records), arrays=[memory], exec_=PARTIAL)  # fmt: skip
+    assert wave.done
+    want = LDS[:2048].copy()
+    for lane in range(64):
+        for i in range(n):
+            at, width = int(where[lane]) + 4 * i, min(size, 4)
+            if PARTIAL >> lane & 1 and at + width <= records:
+                x = int(data[2 + i][lane]) >> (16 if "hi" in kind else 0)
+                want[at : at + width] = list((x & (1 << 8 * width) - 1).to_bytes(width, "little"))
+    assert np.array_equal(memory, want)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_loads_to_lds(lazy):
+    memory = LDS[:4096].copy()
+    where = addresses(4)
+    where[3] = 0x80000000
+    zeros = np.zeros(4096, np.uint8)
+    for size, kind in ((4, "dword"), (16, "dwordx4")):
+        text = f"buffer_load_{kind} v1, s[4:7], 0 offen offset:8 lds\ns_waitcnt vmcnt(0)"
+        wave = run(
+            text, v={1: where}, s=descriptor(memory), m0=64, arrays=[memory], lds=zeros, lazy=lazy
+        )
+        for lane in range(64):
+            for i in range(size // 4):
+                at = int(where[lane]) + 8 + 4 * i
+                want = word(memory, at) if at < 4096 else 0
+                assert word(wave.lds.store_.bytes, 64 + 8 + lane * size + 4 * i) == want
+        address = where.astype(np.uint64) % np.uint64(1024) + np.uint64(memory.ctypes.data)
+        v = {2: address & np.uint64(M32), 3: address >> np.uint64(32)}
+        wave = run(f"global_load_lds_{kind} v[2:3], off\ns_waitcnt vmcnt(0)", v=v, m0=0, arrays=[memory],
+                   lds=zeros, lazy=lazy)  # fmt: skip
+        assert word(wave.lds.store_.bytes, 5 * size) == word(memory, int(where[5]) % 1024)
+
+
+def test_discarded_load_to_lds():
+    """M0 = 0x7fffffff drops the data; any other address beyond LDS is an error."""
+    memory, zeros = LDS[:1024].copy(), np.zeros(512, np.uint8)
+    text = "buffer_load_dword v1, s[4:7], 0 offen lds"
+    v, s = {1: LANES * 4}, descriptor(memory)
+    wave = run(text, v=v, s=s, m0=0x7FFFFFFF, arrays=[memory], lds=zeros)
+    assert not wave.lds.store_.bytes[:512].any()
+    with pytest.raises(EmuError, match="LDS access"):
+        run(text, v=v, s=s, m0=512, arrays=[memory], lds=zeros)
+
+
+def test_global():
+    memory = LDS[:4096].copy()
+    offsets = addresses(16)
+    address = (
+        offsets.astype(np.uint64) % np.uint64(4000 - 16 - 200) // np.uint64(16) * np.uint64(16)
+    )
+    absolute = address + np.uint64(memory.ctypes.data)
+    v = {2: absolute & np.uint64(M32), 3: absolute >> np.uint64(32), 1: address.astype(np.uint32)}
+    base = memory.ctypes.data
+    s = {0: base & M32, 1: base >> 32}
+    for kind, n in (("dword", 1), ("dwordx2", 2), ("dwordx3", 3), ("dwordx4", 4)):
+        dst = "v10" if n == 1 else f"v[10:{9 + n}]"
+        for where in ("v[2:3], off offset:64", "v1, s[0:1] offset:64"):
+            wave = run(f"global_load_{kind} {dst}, {where}", v=v, s=s, arrays=[memory])
+            for lane in range(64):
+                for i in range(n):
+                    assert int(wave.rows[10 + i][lane]) == word(
+                        memory, int(address[lane]) + 64 + 4 * i
+                    )
+        target = np.zeros(4096, np.uint8)
+        spread = (LANES * 16).astype(np.uint64) + np.uint64(target.ctypes.data)
+        data = {10 + i: ints(i) for i in range(n)}
+        where = {2: spread & np.uint64(M32), 3: spread >> np.uint64(32)}
+        run(
+            f"global_store_{kind} v[2:3], {dst}, off offset:4",
+            v=where | data,
+            arrays=[target],
+            exec_=PARTIAL,
+        )
+        words = np.zeros(1024, np.uint32)
+        for lane in range(64):
+            for i in range(n):
+                if PARTIAL >> lane & 1:
+                    words[lane * 4 + 1 + i] = data[10 + i][lane]
+        assert np.array_equal(target.view(np.uint32), words)
+    wave = run("global_load_ushort v10, v[2:3], off offset:1", v=v, arrays=[memory])
+    assert int(wave.rows[10][7]) == word(memory, int(address[7]) + 1, 2)
+    wave = run("global_load_short_d16_hi v10, v[2:3], off", v=v | {10: ints(1)}, arrays=[memory])
+    assert (
+        int(wave.rows[10][7]) == word(memory, int(address[7]), 2) << 16 | int(ints(1)[7]) & 0xFFFF
+    )
+
+
+def test_global_atomics():
+    table = {
+        "add": lambda o, x: o + x, "sub": lambda o, x: o - x, "smin": lambda o, x: min(signed(o), signed(x)),
+        "smax": lambda o, x: max(signed(o), signed(x)), "umin": min, "umax": max,
+        "and": lambda o, x: o & x, "or": lambda o, x: o | x, "xor": lambda o, x: o ^ x,
+        "swap": lambda o, x: x,
+        "add_f32": lambda o, x: int((np.uint32(o).view(np.float32) + np.uint32(x).view(np.float32)).view(np.uint32)),
+        "pk_add_f16": lambda o, x: b16(f16(o) + f16(x)) | b16(f16(o >> 16) + f16(x >> 16)) << 16,
+    }  # fmt: skip
+    for name, fn in table.items():
+        data = ints(4) & np.uint32(0x3BFF3BFF) if "f" in name else ints(4)
+        initial = ints(7)[:8] & np.uint32(0x3BFF3BFF) if "f" in name else ints(7)[:8]
+        for mode in ("global", "buffer"):
+            memory = initial.copy()
+            address = (LANES % 5 * 4).astype(np.uint64) + np.uint64(memory.ctypes.data)
+            v = {
+                1: LANES % 5 * 4,
+                2: address & np.uint64(M32),
+                3: address >> np.uint64(32),
+                4: data,
+            }
+            if mode == "global":
+                text = f"global_atomic_{name} v5, v[2:3], v4, off sc0"
+                result = 5
+            else:
+                text, result = f"buffer_atomic_{name} v4, v1, s[4:7], 0 offen sc0", 4
+            wave = run(text, v=v, s=descriptor(memory), arrays=[memory], exec_=PARTIAL)
+            want = lanes(initial)
+            for lane in range(64):
+                if PARTIAL >> lane & 1:
+                    assert int(wave.rows[result][lane]) == want[lane % 5], (name, lane)
+                    want[lane % 5] = fn(want[lane % 5], int(data[lane])) & M32
+            assert lanes(memory) == want, name
+    memory = np.arange(64, dtype=np.uint32)
+    address = (LANES * 4).astype(np.uint64) + np.uint64(memory.ctypes.data)
+    v = {
+        2: address & np.uint64(M32),
+        3: address >> np.uint64(32),
+        4: LANES + 100,
+        5: LANES // 2 * 2,
+    }
+    wave = run("global_atomic_cmpswap v6, v[2:3], v[4:5], off sc0", v=v, arrays=[memory])
+    assert lanes(wave.rows[6]) == list(range(64))
+    assert lanes(memory) == [i + 100 if i % 2 == 0 else i for i in range(64)]
+    wide = np.zeros(2, np.uint64)
+    at = wide.ctypes.data
+    run(
+        "global_atomic_add_x2 v[2:3], v[4:5], off",
+        v={2: at & M32, 3: at >> 32, 4: M32, 5: 0},
+        arrays=[wide],
+    )
+    assert int(wide[0]) == 64 * M32
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_scratch_and_scalar_loads(lazy):
+    data = {4 + i: ints(i) for i in range(4)}
+    for kind, n in (("dword", 1), ("dwordx2", 2), ("dwordx4", 4)):
+        src = "v4" if n == 1 else f"v[4:{3 + n}]"
+        dst = src.replace("v4", "v14").replace("v[4:", "v[14:").replace(f":{3 + n}]", f":{13 + n}]")
+        text = f"scratch_store_{kind} off, {src}, off offset:16\ns_waitcnt vmcnt(0)\n"
+        text += f"scratch_load_{kind} {dst}, off, off offset:16\ns_waitcnt vmcnt(0)"
+        wave = run(text, v=data, scratch=64, lazy=lazy)
+        for i in range(n):
+            assert lanes(wave.rows[14 + i]) == lanes(data[4 + i])
+    memory = ints(1)
+    base = memory.ctypes.data
+    for width in (1, 2, 4, 8, 16):
+        name = "s_load_dword" + (f"x{width}" if width > 1 else "")
+        text = f"{name} s[16:{15 + width}], s[0:1], 0x10\ns_waitcnt lgkmcnt(0)"
+        wave = run(
+            text.replace("s[16:16]", "s16"),
+            s={0: base & M32, 1: base >> 32},
+            arrays=[memory],
+            lazy=lazy,
+        )
+        assert wave.sgprs[16 : 16 + width] == lanes(memory[4 : 4 + width])
+
+
+def test_lazy_waits_expose_missing_waitcnt():
+    where = (LANES * 4).astype(np.uint32)
+    text = "ds_read_b32 v2, v1\nds_read_b32 v3, v1 offset:4\ns_waitcnt lgkmcnt({})\nv_mov_b32_e32 v4, v2\nv_mov_b32_e32 v5, v3"
+    for allowed, ok2, ok3 in ((0, True, True), (1, True, False), (2, False, False)):
+        wave = run(text.format(allowed), v={1: where}, lds=LDS, lazy=True)
+        assert (int(wave.rows[4][3]) == word(LDS, 12)) == ok2
+        assert (int(wave.rows[5][3]) == word(LDS, 16)) == ok3
+
+
+def test_scalar_loads_return_out_of_order():
+    """A wait for a non-zero count guarantees nothing while scalar loads are outstanding."""
+    memory = ints(1)
+    base = memory.ctypes.data
+    text = "s_load_dword s4, s[0:1], 0x0\ns_load_dword s5, s[0:1], 0x4\ns_waitcnt lgkmcnt({})\ns_mov_b32 s6, s4"
+    for allowed, ready in ((0, True), (1, False)):
+        wave = run(
+            text.format(allowed), s={0: base & M32, 1: base >> 32}, arrays=[memory], lazy=True
+        )
+        assert (wave.sgprs[6] == int(memory[0])) == ready
+
+
+def test_bounds_and_unknown_instructions():
+    memory = np.zeros(64, np.uint32)
+    address = memory.ctypes.data + 256 - 2
+    with pytest.raises(EmuError, match="out-of-bounds global access.*"):
+        run(
+            "global_load_dword v0, v[2:3], off",
+            v={2: address & M32, 3: address >> 32},
+            arrays=[memory],
+        )
+    with pytest.raises(EmuError, match="line 2: buffer_store_dword.*out-of-bounds"):
+        run("s_nop 0\nbuffer_store_dword v0, v1, s[4:7], 0 offen", v={1: 256},
+            s=descriptor(memory, 4096), arrays=[memory])  # fmt: skip
+    with pytest.raises(EmuError, match="LDS access"):
+        run("ds_read_b64 v[0:1], v2", v={2: 252}, lds=np.zeros(256, np.uint8))
+    with pytest.raises(EmuError, match="LDS access"):
+        run("ds_write_b32 v2, v0", v={2: 256}, lds=np.zeros(256, np.uint8))
+    with pytest.raises(EmuError, match="scratch access"):
+        run("scratch_load_dword v0, off, off offset:64", scratch=64)
+    for text in ("v_unknown_f32 v0, v1", "s_wqm_b64 s[0:1], s[2:3]", "ds_append v0", "buffer_gl0_inv",
+                 "global_load_dwordx7 v0, v[0:1], off", "v_smfmac_f32_16x16x32_f16 v[0:3], v[4:5], v[6:9], v10",
+                 "image_load v0, v1", "v_mov_b32_dpp v0, v1 row_shr:1 fi:1", "buffer_load_dword v0, v1, s[0:3], 0 tfe", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0"):  # fmt: skip
+        with pytest.raises(EmuError, match=f"line 2: {text.split()[0]}"):
+            run("s_nop 0\n" + text)
+
+
+def test_f32_helper():
+    assert f32(0x3F800000) == 1.0
