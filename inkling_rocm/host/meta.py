@@ -7,8 +7,8 @@ everywhere: a token whose slot is 0 changes no state; its output is ignored but 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -33,6 +33,8 @@ class BatchMeta:
         kv_len: int32 [B] = q_start + q_len: keys visible to the row's last token.
         token_row: int32 [T], row of each token.
         logit_rows: int64 [n], tokens whose logits are wanted; None = all.
+        memo: index tensors that torch reference ops derive once and reuse in every layer of this
+            forward, by what they describe.
     """
 
     kind: ForwardKind
@@ -47,6 +49,7 @@ class BatchMeta:
     kv_len: Tensor
     token_row: Tensor
     logit_rows: Tensor | None = None
+    memo: dict[tuple, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

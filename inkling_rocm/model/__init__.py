@@ -1,1 +1,5 @@
 """The model, written once against ops and host."""
+
+from inkling_rocm.model.stack import InklingModel
+
+__all__ = ["InklingModel"]

@@ -1,0 +1,121 @@
+"""One decoder layer: seven ops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from inkling_rocm.config import AttentionConfig, TextConfig
+from inkling_rocm.host import Host
+from inkling_rocm.ops.registry import OpSet
+
+
+def rank_attention(attention: AttentionConfig, tp_size: int) -> AttentionConfig:
+    """The head counts of one tensor-parallel rank; K/V heads are replicated when there are more
+    ranks."""
+    return replace(
+        attention,
+        num_heads=attention.num_heads // tp_size,
+        num_kv_heads=max(attention.num_kv_heads // tp_size, 1),
+    )
+
+
+class Layer:
+    """Weights and constants of one layer of the stack.
+
+    Args:
+        index: the layer's number, as the host counts it.
+        attention: of this layer, for the whole model. is_moe: experts instead of a dense MLP.
+        weights: this layer's parameters by their names below "layers.{i}.".
+    """
+
+    def __init__(
+        self,
+        index: int,
+        text: TextConfig,
+        attention: AttentionConfig,
+        is_moe: bool,
+        weights: Mapping[str, Tensor],
+        ops: OpSet,
+        tp_size: int,
+    ):
+        self.index = index
+        self.text = text
+        self.attention = rank_attention(attention, tp_size)
+        self.is_moe = is_moe
+        self.weights = weights
+        self.ops = ops
+
+    def attend(self, normed_TH: Tensor, host: Host) -> Tensor:
+        """Attention output before the all-reduce, [T, H]."""
+        w, ops = self.weights, self.ops
+        kv = host.kv(self.index)
+        qkvr = ops.linear(normed_TH, w["attn.qkvr"])
+        q_ThD, r_ThR = ops.attention_prologue(
+            qkvr,
+            attention=self.attention,
+            k_conv=w["attn.k_conv"],
+            v_conv=w["attn.v_conv"],
+            q_norm=w["attn.q_norm"],
+            k_norm=w["attn.k_norm"],
+            eps=self.text.rms_norm_eps,
+            meta=host.meta,
+            kv=kv,
+            k_ring=host.conv(self.index, "k"),
+            v_ring=host.conv(self.index, "v"),
+        )
+        out_ThD = ops.rel_attention(
+            q_ThD, r_ThR, w["attn.rel_proj"], attention=self.attention, meta=host.meta, kv=kv
+        )
+        return ops.linear(out_ThD.flatten(1), w["attn.o_proj"])
+
+    def mlp(self, normed_TH: Tensor, host: Host) -> Tensor:
+        """MLP or MoE output before the all-reduce, [T, H]."""
+        w, ops = self.weights, self.ops
+        if not self.is_moe:
+            return ops.dense_mlp(normed_TH, w["mlp.gate_up"], w["mlp.down"], w["mlp.global_scale"])
+        topk_ids, topk_weights = ops.gate(
+            normed_TH,
+            w["moe.gate_weight"],
+            w["moe.gate_bias"],
+            w["moe.global_scale"],
+            moe=self.text.moe,
+        )
+        host.capture_routing(self.index, topk_ids)
+        return ops.experts(
+            normed_TH,
+            topk_ids,
+            topk_weights,
+            w13=w["moe.w13"],
+            w2=w["moe.w2"],
+            shared_w13=w["moe.shared_w13"],
+            shared_w2=w["moe.shared_w2"],
+        )
+
+    def forward(
+        self, normed_TH: Tensor, residual_TH: Tensor, next_norm_H: Tensor, host: Host
+    ) -> tuple[Tensor, Tensor]:
+        """Run the layer.
+
+        Args: normed_TH: the residual stream, normed by this layer's attn_norm; next_norm_H: the
+            weight that norms this layer's result: the next layer's attn_norm, or the final norm.
+        Returns: (normed, residual), both [T, H].
+        """
+        w = self.weights
+        for stream, branch, norm_H in (
+            ("attn", self.attend, w["mlp_norm"]),
+            ("mlp", self.mlp, next_norm_H),
+        ):
+            normed_TH, residual_TH = self.ops.residual_conv_norm(
+                branch(normed_TH, host),
+                residual_TH,
+                conv_HW=w[f"{stream}_conv"],
+                norm_H=norm_H,
+                eps=self.text.rms_norm_eps,
+                meta=host.meta,
+                ring=host.conv(self.index, stream),
+                comm=host.comm,
+            )
+        return normed_TH, residual_TH

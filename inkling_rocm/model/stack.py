@@ -1,0 +1,82 @@
+"""The language model: embedding, layers, final norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from inkling_rocm.config import InklingConfig
+from inkling_rocm.host import Host
+from inkling_rocm.model.layer import Layer
+from inkling_rocm.ops.registry import OpSet
+
+
+class InklingModel:
+    """The text model of one tensor-parallel rank.
+
+    Args:
+        weights: parameters by the names of the weight table (checkpoint/table.py), this rank's
+            shards.
+        ops: the chosen op implementations.
+    """
+
+    def __init__(
+        self, config: InklingConfig, weights: Mapping[str, Tensor], ops: OpSet, tp_size: int = 1
+    ):
+        text = config.text
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+        self.layers = [
+            Layer(
+                index,
+                text,
+                text.attention(index),
+                text.layer_is_moe[index],
+                _below(weights, f"layers.{index}."),
+                ops,
+                tp_size,
+            )
+            for index in range(text.num_layers)
+        ]
+        norms = [layer.weights["attn_norm"] for layer in self.layers]
+        self.next_norms = [*norms[1:], weights["final_norm"]]
+
+    def forward(self, input_ids: Tensor, host: Host) -> Tensor:
+        """Hidden states after the final norm, before the muP division.
+
+        Args:    input_ids: int64 [T].
+        Returns: [T, H] in the model dtype.
+        """
+        text, w = self.config.text, self.weights
+        residual_TH = self.ops.embed(
+            input_ids, w["embed"], w["embed_norm"], eps=text.rms_norm_eps, comm=host.comm
+        )
+        normed_TH = self.ops.rms_norm(
+            residual_TH, self.layers[0].weights["attn_norm"], text.rms_norm_eps
+        )
+        for layer, next_norm_H in zip(self.layers, self.next_norms, strict=True):
+            normed_TH, residual_TH = layer.forward(normed_TH, residual_TH, next_norm_H, host)
+        return normed_TH
+
+    def logits(self, hidden_nH: Tensor, host: Host) -> Tensor:
+        """Scores of the real tokens.
+
+        Args:    hidden_nH: [n, H] rows of forward's result.
+        Returns: fp32 [n, unpadded_vocab_size].
+        """
+        text = self.config.text
+        return self.ops.lm_head(
+            hidden_nH,
+            self.weights["lm_head"],
+            mup_multiplier=text.mup_multiplier,
+            vocab_size=text.unpadded_vocab_size,
+            comm=host.comm,
+        )
+
+
+def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The parameters whose names start with prefix, without it."""
+    start = len(prefix)
+    return {name[start:]: w for name, w in weights.items() if name.startswith(prefix)}

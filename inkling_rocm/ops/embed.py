@@ -1,0 +1,32 @@
+"""embed: token ids to normed rows, x0 = rms_norm(embed[ids]); the vocabulary is split over the
+ranks."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from inkling_rocm.host import Comm
+from inkling_rocm.ops.registry import Variant
+from inkling_rocm.ops.rms_norm import rms_norm
+
+
+def embed(input_ids: Tensor, table_VH: Tensor, norm_H: Tensor, *, eps: float, comm: Comm) -> Tensor:
+    """Look up and normalise.
+
+    Args:
+        input_ids: int64 [T], ids below the padded vocabulary size.
+        table_VH: [V / tp_size, H], this rank's rows.
+        norm_H: [H].
+    Returns: [T, H] in the table's dtype, the same on every rank.
+    """
+    if comm.tp_size == 1:
+        return rms_norm(F.embedding(input_ids, table_VH), norm_H, eps)
+    first = comm.tp_rank * table_VH.shape[0]
+    local = input_ids - first
+    ours = (local >= 0) & (local < table_VH.shape[0])
+    rows_TH = F.embedding(local.clamp(0, table_VH.shape[0] - 1), table_VH) * ours[:, None]
+    return rms_norm(comm.all_reduce(rows_TH), norm_H, eps)
+
+
+VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.embed:embed"),)

@@ -1,0 +1,50 @@
+"""residual_conv_norm: the seam between two halves of a layer.
+
+    y        = cast(sum over ranks of partial)       rounded BEFORE it enters the taps and the ring
+    residual = residual + short_conv(y)
+    normed   = rms_norm(residual)
+
+One op, because on a GPU exactly this (all-reduce, convolution, residual, norm) is worth one launch.
+Rounding the
+reduced sum first keeps a result independent of chunk borders: the ring is stored in the same dtype.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from inkling_rocm.host import BatchMeta, Comm, ConvStateView
+from inkling_rocm.ops.registry import Variant
+from inkling_rocm.ops.rms_norm import rms_norm
+from inkling_rocm.ops.short_conv import short_conv
+
+
+def residual_conv_norm(
+    partial_TH: Tensor,
+    residual_TH: Tensor,
+    *,
+    conv_HW: Tensor,
+    norm_H: Tensor,
+    eps: float,
+    meta: BatchMeta,
+    ring: ConvStateView,
+    comm: Comm,
+) -> tuple[Tensor, Tensor]:
+    """Reduce, convolve, add, normalise.
+
+    Args:
+        partial_TH: [T, H], this rank's partial sum; may be overwritten.
+        residual_TH: [T, H], the residual stream. A block drafter taps this argument: it is the
+            stream before the layer's last short convolution.
+        conv_HW: fp32 [H, W]. norm_H: [H].
+    Returns: (normed [T, H], residual [T, H]), both in the model dtype.
+    In place: ring (see short_conv).
+    """
+    reduced_TH = comm.all_reduce(partial_TH)
+    residual_TH = residual_TH + short_conv(reduced_TH, conv_HW, meta, ring)
+    return rms_norm(residual_TH, norm_H, eps), residual_TH
+
+
+VARIANTS = (
+    Variant(name="torch", function="inkling_rocm.ops.residual_conv_norm:residual_conv_norm"),
+)

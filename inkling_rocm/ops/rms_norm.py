@@ -1,0 +1,29 @@
+"""rms_norm: scale each row to unit RMS, round, then multiply by the weight.
+
+    rms_norm(x) = weight * cast(x / sqrt(mean(x^2) + eps))        sums in fp32; source:
+    arXiv:1910.07467 eq. 4
+
+The rounding to the model dtype before the multiplication is visible in bf16 and is the released
+model's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inkling_rocm.ops.registry import Variant
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise the last dimension.
+
+    Args:    x: [..., N], any float dtype. weight: [N], x's dtype. eps: added to the mean square.
+    Returns: x's shape and dtype.
+    """
+    x_wide = x if x.dtype == torch.float64 else x.float()
+    normed = x_wide * torch.rsqrt(x_wide.square().mean(-1, keepdim=True) + eps)
+    return normed.to(x.dtype) * weight
+
+
+VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.rms_norm:rms_norm"),)
