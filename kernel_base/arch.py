@@ -184,3 +184,10 @@ def arch_of_device(device) -> Arch:
             f"known: {', '.join(ARCHS)}"
         )
     return ARCHS[generation]
+
+
+def default_arch() -> Arch:
+    """The architecture of the first GPU torch sees, else the CPU."""
+    import torch
+
+    return arch_of_device("cuda:0" if torch.cuda.is_available() else "cpu")

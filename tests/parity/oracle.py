@@ -1,4 +1,4 @@
-"""transformers as the numerical oracle: generated configurations, checkpoints written by its save_pretrained."""
+"""transformers as the oracle: generated configurations, checkpoints of its save_pretrained."""
 
 from __future__ import annotations
 

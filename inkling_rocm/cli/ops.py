@@ -1,0 +1,43 @@
+"""`inkling-rocm ops`: which implementation every op gets, and why not another."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+
+def ops(
+    model_path: Annotated[
+        str, typer.Option(help="A checkpoint folder or config.json, or 'demo'.")
+    ] = "demo",
+    arch: Annotated[
+        Optional[str],  # noqa: UP007, UP045 - typer reads the annotation
+        typer.Option(help="gfx942, gfx950, sm80, sm90, sm100 or cpu; default: this machine's."),
+    ] = None,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.", min=1)] = 1,
+    dtype: Annotated[str, typer.Option(help="auto = the checkpoint's.")] = "auto",
+    attention_backend: Annotated[str, typer.Option(help="auto or a variant's name.")] = "auto",
+    moe_runner_backend: Annotated[str, typer.Option(help="auto or a variant's name.")] = "auto",
+) -> None:
+    """Print the chosen variant of every op for a model, an architecture and a TP size, with every refusal."""
+    from inkling_rocm.checkpoint import resolve_model_path
+    from inkling_rocm.config import load_config
+    from inkling_rocm.ops.explain import explain
+    from kernel_base.arch import arch_named, default_arch
+
+    try:
+        config = load_config(resolve_model_path(model_path))
+        resolved = arch_named(arch) if arch else default_arch()
+        report = explain(
+            config,
+            resolved,
+            dtype=config.dtype if dtype == "auto" else dtype,
+            attention_backend=attention_backend,
+            moe_runner_backend=moe_runner_backend,
+            tp_size=tp,
+        )
+    except (ValueError, FileNotFoundError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(report)
