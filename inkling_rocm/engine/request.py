@@ -28,7 +28,10 @@ class SamplingParams:
         seed: makes the sampled tokens a function of (seed, position, logits) alone, whatever else
             is in the batch; continuation i of n uses seed + i. None = drawn by the engine.
         skip_special_tokens: leave special tokens out of the text.
-        json_schema, regex, json_object: constrain the output text; at most one of them.
+        json_schema, regex, json_object: constrain the output text; at most one of them (grammar
+            included).
+        grammar: a Lark grammar in llguidance's dialect over the output tokens, special ones written
+            <[id]>; a model's stop ids are admitted wherever it accepts.
         constraint_start_ids: the constraint begins after one of these ids was generated; empty = at
             once.
     """
@@ -53,6 +56,7 @@ class SamplingParams:
     json_schema: str | None = None
     regex: str | None = None
     json_object: bool = False
+    grammar: str | None = None
     constraint_start_ids: tuple[int, ...] = ()
 
 
