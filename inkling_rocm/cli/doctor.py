@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 def doctor(
     model_path: Annotated[
-        Optional[str],  # noqa: UP007, UP045 - typer reads the annotation
+        str | None,
         typer.Option(help="Also check whether this checkpoint (folder or config.json) fits."),
     ] = None,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks for that check.", min=1)] = 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -12,7 +12,7 @@ def ops(
         str, typer.Option(help="A checkpoint folder or config.json, or 'demo'.")
     ] = "demo",
     arch: Annotated[
-        Optional[str],  # noqa: UP007, UP045 - typer reads the annotation
+        str | None,
         typer.Option(help="gfx942, gfx950, sm80, sm90, sm100 or cpu; default: this machine's."),
     ] = None,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.", min=1)] = 1,
@@ -20,7 +20,7 @@ def ops(
     attention_backend: Annotated[str, typer.Option(help="auto or a variant's name.")] = "auto",
     moe_runner_backend: Annotated[str, typer.Option(help="auto or a variant's name.")] = "auto",
 ) -> None:
-    """Print the chosen variant of every op for a model, an architecture and a TP size, with every refusal."""
+    """Print the chosen variant of every op, with every refusal and its reason."""
     from inkling_rocm.checkpoint import resolve_model_path
     from inkling_rocm.config import load_config
     from inkling_rocm.ops.explain import explain

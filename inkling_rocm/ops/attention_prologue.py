@@ -68,12 +68,14 @@ def attention_prologue(
 def write_kv(k_TgD: Tensor, v_TgD: Tensor, meta: BatchMeta, kv: KVCacheView) -> None:
     """Store the rows of tokens whose slot is not 0 in their pages."""
     key = ("kv_write", kv.slot.data_ptr())
-    tokens = meta.memo.get(key)
-    if tokens is None:
-        tokens = meta.memo[key] = kv.slot.nonzero()[:, 0]
-    slots = kv.slot[tokens]
-    kv.k.view(-1, *kv.k.shape[2:])[slots] = k_TgD[tokens]
-    kv.v.view(-1, *kv.v.shape[2:])[slots] = v_TgD[tokens]
+    if key not in meta.memo:
+        tokens = kv.slot.nonzero()[:, 0]
+        everyone = len(tokens) == len(kv.slot)
+        meta.memo[key] = (None, kv.slot) if everyone else (tokens, kv.slot[tokens])
+    tokens, slots = meta.memo[key]
+    for pages, rows in ((kv.k, k_TgD), (kv.v, v_TgD)):
+        stored = rows if tokens is None else rows.index_select(0, tokens)
+        pages.view(-1, *pages.shape[2:]).index_copy_(0, slots, stored)
 
 
 VARIANTS = (

@@ -35,25 +35,51 @@ def experts(
     Returns: [T, H] in x's dtype, this rank's partial sum.
     """
     wide = torch.promote_types(x_TH.dtype, torch.float32)
-    K = topk_ids.shape[1]
-    out_TH = torch.zeros(x_TH.shape, dtype=wide, device=x_TH.device)
-    by_expert = topk_ids.flatten().sort(stable=True)
-    token = by_expert.indices // K
-    weight = topk_weights[:, :K].reshape(-1)[by_expert.indices].to(wide)
+    (T, K), X = topk_ids.shape, w13.shape[0]
+    # With few tokens that hit most experts, one batched product over all experts is cheaper than a
+    # loop over the hit ones: the weights are what is read, and they are read once either way.
+    all_at_once = T <= MAX_TOKENS_ALL_AT_ONCE and T * K >= X
+    routed = _all_experts if all_at_once else _hit_experts
+    out_TH = routed(x_TH, topk_ids.long(), topk_weights[:, :K].to(wide), w13, w2)
+    gamma_TS = topk_weights[:, K:].to(x_TH.dtype)
+    for shared in range(shared_w13.shape[0]):
+        inner = _swiglu(F.linear(x_TH, shared_w13[shared])) * gamma_TS[:, shared, None]
+        out_TH += F.linear(inner, shared_w2[shared]).to(wide)
+    return out_TH.to(x_TH.dtype)
+
+
+MAX_TOKENS_ALL_AT_ONCE = 64
+
+
+def _swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _hit_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
+    """Sum over the routed experts, one expert at a time; [T, H] in the weights' dtype."""
+    out_TH = torch.zeros(x_TH.shape, dtype=weights_TK.dtype, device=x_TH.device)
+    by_expert = ids_TK.flatten().sort(stable=True)
+    token = by_expert.indices // ids_TK.shape[1]
+    weight = weights_TK.flatten()[by_expert.indices]
     hit, counts = by_expert.values.unique_consecutive(return_counts=True)
     x_sorted = x_TH[token]
     begin = 0
     for expert, count in zip(hit.tolist(), counts.tolist(), strict=True):
         part = slice(begin, begin + count)
-        gate, up = F.linear(x_sorted[part], w13[expert]).chunk(2, dim=-1)
-        down = F.linear(F.silu(gate) * up, w2[expert])
-        out_TH.index_add_(0, token[part], down.to(wide) * weight[part, None])
+        down = F.linear(_swiglu(F.linear(x_sorted[part], w13[expert])), w2[expert])
+        out_TH.index_add_(0, token[part], down.to(weight.dtype) * weight[part, None])
         begin += count
-    for shared in range(shared_w13.shape[0]):
-        gate, up = F.linear(x_TH, shared_w13[shared]).chunk(2, dim=-1)
-        gamma = topk_weights[:, K + shared, None].to(x_TH.dtype)
-        out_TH += F.linear(F.silu(gate) * up * gamma, shared_w2[shared]).to(wide)
-    return out_TH.to(x_TH.dtype)
+    return out_TH
+
+
+def _all_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
+    """The same sum with weight 0 for the experts a token did not choose."""
+    (T, H), X = x_TH.shape, w13.shape[0]
+    weight_TX = weights_TK.new_zeros(T, X).scatter_(1, ids_TK, weights_TK)
+    gate_up = F.linear(x_TH, w13.view(-1, H)).view(T, X, -1)
+    down_XTH = torch.bmm(_swiglu(gate_up).transpose(0, 1), w2.transpose(1, 2))
+    return (down_XTH.to(weight_TX.dtype) * weight_TX.t()[:, :, None]).sum(0)
 
 
 VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.experts:experts"),)

@@ -11,8 +11,11 @@ rounded once.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from inkling_rocm.config import AttentionConfig
 from inkling_rocm.host import BatchMeta, KVCacheView
@@ -38,94 +41,123 @@ def rel_attention(
         attention: this rank's head counts and the softmax scale; kv.window is the visible span.
     Returns: [T, h, D] in q's dtype. Rows of tokens with slot 0 are finite and otherwise undefined.
     """
-    out_ThD = torch.zeros_like(q_ThD)
-    for tokens, rows in _rows_by_length(meta):
-        keys = _gather_keys(rows, tokens, meta, kv)
-        scores_a_query = keys[0].shape[0] * keys[0].shape[1] * attention.num_heads
-        for block in tokens.split(max(1, MAX_SCORES // scores_a_query), dim=1):
-            out_ThD[block] = _attend(
-                q_ThD[block],
-                r_ThR[block],
+    out_ThD = torch.empty_like(q_ThD)
+    for group in _groups(meta, kv):
+        k = _pages_to_rows(kv.k, group.key_slot)
+        v = _pages_to_rows(kv.v, group.key_slot)
+        span = group.key_slot.shape[1]
+        scores_a_query = len(group.tokens) * span * attention.num_heads
+        num_queries = group.tokens.shape[1]
+        step = max(1, MAX_SCORES // scores_a_query)
+        for first in range(0, num_queries, step):
+            queries = slice(first, min(first + step, num_queries))
+            tokens = group.tokens[:, queries]
+            # Keys are right-aligned, so a (query, key) distance is the same in every row.
+            distance = (
+                torch.arange(queries.start, queries.stop, device=tokens.device)[:, None]
+                + (span - num_queries)
+                - torch.arange(span, device=tokens.device)
+            )
+            out_ThD[tokens] = _attend(
+                q_ThD[tokens],
+                r_ThR[tokens],
                 rel_proj_RE,
-                meta.positions[block],
-                *keys,
+                tau(meta.positions[tokens], attention, _wide(q_ThD)),
+                k,
+                v,
+                distance,
+                group.key_exists,
                 attention=attention,
                 window=kv.window,
             )
     return out_ThD
 
 
-def _rows_by_length(meta: BatchMeta) -> list[tuple[Tensor, Tensor]]:
-    """Rows with equally many query tokens share one padded batch: pairs (tokens [B', q], rows
-    [B'])."""
-    key = ("rows_by_length",)
+@dataclass(frozen=True)
+class _Group:
+    """Rows with equally many query tokens: one padded batch.
+
+    Attributes:
+        tokens: int64 [B', q]. key_slot: int64 [B', n], flat page slots of the last n positions of
+            each row, 0 where there is none. key_exists: bool [B', n], or None when all do.
+    """
+
+    tokens: Tensor
+    key_slot: Tensor
+    key_exists: Tensor | None
+
+
+def _groups(meta: BatchMeta, kv: KVCacheView) -> list[_Group]:
+    key = ("attention_groups", kv.page_table.data_ptr(), kv.window)
     groups = meta.memo.get(key)
-    if groups is None:
-        q_len = meta.cu_seqlens_q.diff()
-        groups = []
-        for length in q_len.unique().tolist():
-            if length:
-                rows = (q_len == length).nonzero()[:, 0]
-                first = meta.cu_seqlens_q[rows].long()
-                tokens = first[:, None] + torch.arange(length, device=first.device)
-                groups.append((tokens, rows))
-        meta.memo[key] = groups
+    if groups is not None:
+        return groups
+    q_len = meta.cu_seqlens_q.diff()
+    groups = []
+    for length in q_len.unique().tolist():
+        if length == 0:
+            continue
+        rows = (q_len == length).nonzero()[:, 0]
+        first = meta.cu_seqlens_q[rows].long()
+        tokens = first[:, None] + torch.arange(length, device=first.device)
+        kv_len = meta.kv_len[rows].long()
+        span = int(kv_len.max())
+        if kv.window:
+            span = min(span, length + kv.window - 1)
+        position = (kv_len - span)[:, None] + torch.arange(span, device=first.device)
+        exists = position >= 0
+        column = position // kv.page_size - kv.first_page[rows].long()[:, None]
+        in_table = column.clamp(0, kv.page_table.shape[1] - 1)
+        page = kv.page_table[rows].long().gather(1, in_table)
+        slot = torch.where(exists, page * kv.page_size + position % kv.page_size, 0)
+        groups.append(_Group(tokens, slot, None if bool(exists.all()) else exists))
+    meta.memo[key] = groups
     return groups
 
 
-def _gather_keys(rows: Tensor, tokens: Tensor, meta: BatchMeta, kv: KVCacheView):
-    """K, V [B', n, g, D] and absolute key positions int64 [B', n]; positions past a row's end are
-    repeated from page 0 and masked by _attend (they are greater than every query position)."""
-    key = ("keys", kv.page_table.data_ptr(), kv.window, tokens.shape[1])
-    found = meta.memo.get(key)
-    if found is None:
-        page = kv.page_size
-        floor = torch.zeros_like(rows)
-        if kv.window:
-            floor = (meta.q_start[rows].long() - (kv.window - 1)).clamp(min=0)
-        span = int((meta.kv_len[rows].long() - floor).max())
-        position = floor[:, None] + torch.arange(span, device=rows.device)
-        column = position // page - kv.first_page[rows].long()[:, None]
-        in_table = column.clamp(0, kv.page_table.shape[1] - 1)
-        slot = kv.page_table[rows].long().gather(1, in_table) * page + position % page
-        real = position < meta.kv_len[rows].long()[:, None]
-        slot = torch.where(real, slot, 0)
-        found = meta.memo[key] = (slot, position)
-    slot, position = found
-    k_SgD = kv.k.view(-1, *kv.k.shape[2:])
-    v_SgD = kv.v.view(-1, *kv.v.shape[2:])
-    return k_SgD[slot], v_SgD[slot], position
+def _pages_to_rows(pages: Tensor, slot: Tensor) -> Tensor:
+    """[pages, page_size, g, D] and slots [B', n] -> [B', n, g, D]."""
+    g, D = pages.shape[2:]
+    return pages.view(-1, g * D).index_select(0, slot.flatten()).view(*slot.shape, g, D)
 
 
-def _attend(q, r, rel_proj, q_position, k, v, k_position, *, attention: AttentionConfig, window):
-    """q [B', q, h, D], r [B', q, h, R], k and v [B', n, g, D] -> [B', q, h, D]."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    B, Q, h, D = q.shape
-    g = k.shape[2]
-    q, k, v = (x.to(wide) for x in (q, k, v))
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
-    distance = q_position[:, :, None].long() - k_position[:, None, :]  # [B', q, n]
+
+def _attend(
+    q, r, rel_proj, tau_Bq, k, v, distance, key_exists, *, attention: AttentionConfig, window
+):
+    """q [B', q, h, D], r [B', q, h, R], k and v [B', n, g, D], distance [q, n] -> [B', q, h, D]."""
+    wide = _wide(q)
     visible = distance >= 0
     if window:
         visible &= distance < window
+    mask = visible if key_exists is None else visible & key_exists[:, None, None, :]
+    bias = _bias(r.to(wide), rel_proj.to(wide), distance)  # [B', h, q, n]
+    if tau_Bq is not None:
+        bias = bias * tau_Bq[:, None, :, None]
+    out = F.scaled_dot_product_attention(
+        q.to(wide).transpose(1, 2),
+        k.to(wide).transpose(1, 2),
+        v.to(wide).transpose(1, 2),
+        attn_mask=bias.masked_fill(~mask, float("-inf")),
+        scale=attention.softmax_scale,
+        enable_gqa=attention.num_heads != attention.num_kv_heads,
+    )
+    return out.transpose(1, 2).to(q.dtype)
 
-    rel_BqhE = r.to(wide) @ rel_proj.to(wide)
-    scale = tau(q_position, attention, wide)
-    if scale is not None:
-        rel_BqhE = rel_BqhE * scale[:, :, None, None]
-    extent = rel_BqhE.shape[-1]
-    index = distance.clamp(0, extent - 1)[:, :, None, :].expand(-1, -1, h, -1)
-    has_bias = (distance >= 0) & (distance < extent)
-    bias_Bqhn = rel_BqhE.gather(-1, index) * has_bias[:, :, None, :]
 
-    q_BgxD = q.view(B, Q, g, h // g, D).permute(0, 2, 1, 3, 4).reshape(B, g, -1, D)
-    logits = q_BgxD @ k.permute(0, 2, 3, 1) * attention.softmax_scale  # [B', g, q * h/g, n]
-    logits = logits.view(B, g, Q, h // g, -1).permute(0, 2, 1, 3, 4).reshape(B, Q, h, -1)
-    logits = (logits + bias_Bqhn).masked_fill(~visible[:, :, None, :], float("-inf"))
-    probs = logits.softmax(-1).view(B, Q, g, h // g, -1).permute(0, 2, 1, 3, 4)
-    out = probs.reshape(B, g, Q * (h // g), -1) @ v.permute(0, 2, 1, 3)
-    out = out.view(B, g, Q, h // g, D).permute(0, 2, 1, 3, 4)
-    return out.reshape(B, Q, h, D).to(r.dtype)
+def _bias(r: Tensor, rel_proj: Tensor, distance: Tensor) -> Tensor:
+    """r [B', q, h, R], P [R, E], distance [q, n] -> bias [B', h, q, n], zero outside [0, E)."""
+    extent = rel_proj.shape[1]
+    inside = (distance >= 0) & (distance < extent)
+    if len(distance) == 1:  # one query a row: P's columns in key order give the bias at once
+        profile = rel_proj.index_select(1, distance[0].clamp(0, extent - 1)) * inside
+        return (r @ profile).transpose(1, 2)
+    rel = (r @ rel_proj).transpose(1, 2)  # [B', h, q, E]
+    index = distance.clamp(0, extent - 1).expand(*rel.shape[:2], -1, -1)
+    return rel.gather(-1, index) * inside
 
 
 VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.rel_attention:rel_attention"),)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from inkling_rocm.ops.registry import Variant
 
@@ -21,9 +22,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Args:    x: [..., N], any float dtype. weight: [N], x's dtype. eps: added to the mean square.
     Returns: x's shape and dtype.
     """
-    x_wide = x if x.dtype == torch.float64 else x.float()
-    normed = x_wide * torch.rsqrt(x_wide.square().mean(-1, keepdim=True) + eps)
-    return normed.to(x.dtype) * weight
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.rms_norm(x.to(wide), weight.shape, eps=eps).to(x.dtype) * weight
 
 
 VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.rms_norm:rms_norm"),)

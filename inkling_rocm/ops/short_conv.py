@@ -25,15 +25,19 @@ class ConvPlan:
     """Indices of one forward, the same for every layer and stream with equal R, W and slots.
 
     Attributes:
-        source: int64 [T, W-1], for distances W-1 .. 1 the row of concat(x [T], ring rows [B * R],
-            zero [1]).
-        ring_rows: int64 [B * R], flat ring rows slot * R + r that the concatenation reads.
-        write_from, write_to: int64 [n], chunk rows to store and the flat ring rows they go to.
+        direct: int64 [T * (W-1)], flat ring rows slot * R + p % R of the inputs at distances
+            W-1 .. 1, when every one of them lies in the ring (decode with full history); else None.
+        source: int64 [T * (W-1)], else the same inputs as rows of
+            concat(x [T], ring rows [B * R], zero [1]).
+        ring_rows: int64 [B * R], flat ring rows that the concatenation reads.
+        write_from, write_to: int64 [n], chunk rows to store and the flat ring rows they go to;
+            write_from is None when every row of the chunk is stored.
     """
 
-    source: Tensor
-    ring_rows: Tensor
-    write_from: Tensor
+    direct: Tensor | None
+    source: Tensor | None
+    ring_rows: Tensor | None
+    write_from: Tensor | None
     write_to: Tensor
 
 
@@ -43,22 +47,32 @@ def _plan(meta: BatchMeta, ring: ConvStateView, taps: int) -> ConvPlan:
     T, B = meta.num_tokens, meta.num_rows
     row = meta.token_row.long()
     position = meta.positions.long()
+    slot = ring.slot.long()
     in_chunk = position - meta.q_start.long()[row]  # tokens of this chunk before the token
     distance = torch.arange(taps - 1, 0, -1, device=device)  # [W-1]
-
-    from_chunk = torch.arange(T, device=device)[:, None] - distance
-    from_ring = T + row[:, None] * ring_len + (position[:, None] - distance) % ring_len
     before_chunk = distance - in_chunk[:, None]  # 1 = the last input before the chunk
+    at = (position[:, None] - distance) % ring_len  # ring rows, [T, W-1]
     known = (before_chunk <= ring.history.long()[row][:, None]) & (position[:, None] >= distance)
-    zero = torch.full_like(from_ring, T + B * ring_len)
-    source = torch.where(before_chunk <= 0, from_chunk, torch.where(known, from_ring, zero))
 
-    slot = ring.slot.long()
-    ring_rows = (slot[:, None] * ring_len + torch.arange(ring_len, device=device)).flatten()
+    direct = source = ring_rows = None
+    if bool((known & (before_chunk > 0)).all()):
+        direct = (slot[row][:, None] * ring_len + at).flatten()
+    else:
+        from_chunk = torch.arange(T, device=device)[:, None] - distance
+        from_ring = T + row[:, None] * ring_len + at
+        zero = torch.full_like(from_ring, T + B * ring_len)
+        from_past = torch.where(known, from_ring, zero)
+        source = torch.where(before_chunk <= 0, from_chunk, from_past).flatten()
+        ring_rows = (slot[:, None] * ring_len + torch.arange(ring_len, device=device)).flatten()
+
     is_last = position >= meta.kv_len.long()[row] - ring_len  # older ones would be overwritten
-    write_from = (is_last & (ring.token_slot != 0) & (slot[row] != 0)).nonzero()[:, 0]
-    write_to = slot[row[write_from]] * ring_len + position[write_from] % ring_len
-    return ConvPlan(source, ring_rows, write_from, write_to)
+    stored = is_last & (ring.token_slot != 0) & (slot[row] != 0)
+    write_to = slot[row] * ring_len + position % ring_len
+    write_from = None
+    if not bool(stored.all()):
+        write_from = stored.nonzero()[:, 0]
+        write_to = write_to[write_from]
+    return ConvPlan(direct, source, ring_rows, write_from, write_to)
 
 
 def _snapshot(meta: BatchMeta, ring: ConvStateView, taps: int) -> None:
@@ -82,16 +96,22 @@ def short_conv(x_TC: Tensor, weight_CW: Tensor, meta: BatchMeta, ring: ConvState
     Returns: [T, C] in x's dtype.
     In place: ring.state rows of tokens whose token_slot is not 0.
     """
-    C, taps = weight_CW.shape
+    (T, C), taps = x_TC.shape, weight_CW.shape[1]
     key = ("conv", ring.state.shape[1], taps, ring.slot.data_ptr(), ring.token_slot.data_ptr())
     plan = meta.memo.get(key)
     if plan is None:
         plan = meta.memo[key] = _plan(meta, ring, taps)
     flat_ring = ring.state.view(-1, C)
+    if plan.direct is not None:
+        past = flat_ring.index_select(0, plan.direct)
+    else:
+        rows = flat_ring.index_select(0, plan.ring_rows)
+        past = torch.cat((x_TC, rows, x_TC.new_zeros(1, C))).index_select(0, plan.source)
     wide = torch.float64 if x_TC.dtype == torch.float64 else torch.float32
-    inputs = torch.cat((x_TC, flat_ring[plan.ring_rows], x_TC.new_zeros(1, C)))
-    window_TWC = torch.cat((inputs[plan.source], x_TC[:, None]), dim=1).to(wide)  # oldest first
-    y_TC = (window_TWC * weight_CW.t().to(wide)).sum(1) + x_TC.to(wide)
-    flat_ring[plan.write_to] = x_TC[plan.write_from]
+    weight_WC, x_wide = weight_CW.t().to(wide), x_TC.to(wide)
+    y_TC = (past.view(T, taps - 1, C).to(wide) * weight_WC[:-1]).sum(1)
+    y_TC = y_TC.addcmul_(x_wide, weight_WC[-1]).add_(x_wide)
+    stored = x_TC if plan.write_from is None else x_TC.index_select(0, plan.write_from)
+    flat_ring.index_copy_(0, plan.write_to, stored)
     _snapshot(meta, ring, taps)
     return y_TC.to(x_TC.dtype)
