@@ -16,7 +16,17 @@ from torch import Tensor
 
 Part = Literal["text", "mtp", "audio", "vision"]
 Layout = Literal["plain", "conv", "interleaved"]
-Kind = Literal["matrix", "embedding", "norm", "conv", "gate_bias", "gate_scale", "mlp_scale"]
+Kind = Literal[
+    "matrix",
+    "head",
+    "embedding",
+    "norm",
+    "conv",
+    "rel_proj",
+    "gate_bias",
+    "gate_scale",
+    "mlp_scale",
+]
 
 # Kept in fp32 whatever the model's dtype: the mathematics reads them in fp32.
 FP32_KINDS = frozenset({"conv", "gate_bias", "gate_scale", "mlp_scale"})

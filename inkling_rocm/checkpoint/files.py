@@ -184,7 +184,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """json's last-one-wins would hide a tensor that is named twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        name = next(key for key, _ in pairs if key in seen or seen.add(key))
+        keys = [key for key, _ in pairs]
+        name = next(key for key in found if keys.count(key) > 1)
         raise ValueError(f"{name} is there twice")
     return found

@@ -21,7 +21,7 @@ from inkling_rocm.checkpoint.table import released_names, weight_entries
 from inkling_rocm.config import InklingConfig
 
 _FLOATS = ("BF16", "F16", "F32")
-# Few and decisive: fp16 could neither hold a gate bias's precision nor its range.
+# What the gate reads in fp32: published in fp32, in bf16 in files that transformers re-saved.
 _GATE_FLOATS = ("F32", "BF16")
 _QUANTISED_DTYPES = ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "F6_E2M3", "F6_E3M2")
 _QUANTISED_SUFFIXES = (

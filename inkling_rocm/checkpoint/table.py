@@ -93,7 +93,7 @@ def _text_entries(text: TextConfig) -> Iterator[WeightEntry]:
             "text", f"layers.{i}.", f"{llm}layers.{i}.", text, text.attention(i), moe
         )
     yield _entry("text", "norm", "final_norm", llm + "norm.weight", (H,))
-    yield _entry("text", "matrix", "lm_head", llm + "unembed.weight", (V, H), split=rows)
+    yield _entry("text", "head", "lm_head", llm + "unembed.weight", (V, H), split=rows)
 
 
 def _layer_entries(
@@ -147,7 +147,11 @@ def _attention_entries(
     yield _entry(part, "norm", name + "q_norm", released + "q_norm.weight", (D,))
     yield _entry(part, "norm", name + "k_norm", released + "k_norm.weight", (D,))
     yield _entry(
-        part, "matrix", name + "rel_proj", released + "rel_logits_proj.proj", (R, attention.extent)
+        part,
+        "rel_proj",
+        name + "rel_proj",
+        released + "rel_logits_proj.proj",
+        (R, attention.extent),
     )
     columns = Split(dim=1, units=h, what="query heads")
     yield _entry(
