@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 import torch
 
+from inkling_rocm.checkpoint.loader import load_weights
+from inkling_rocm.checkpoint.table import allocate
+from inkling_rocm.config import load_config
 from tests.parity.conftest import build
 from tests.parity.oracle import generated_config, oracle_model
 from tests.support.plain_host import PlainHost, Row, run_chunks
@@ -73,12 +78,7 @@ def test_bf16_error_within_twice_the_eager_error():
     assert theirs_total > 0
 
 
-def _bf16_case(arguments, theirs_model, tmp="bf16"):
-    import tempfile
-
-    from inkling_rocm.checkpoint import allocate, load_weights
-    from inkling_rocm.config import load_config
-
+def _bf16_case(arguments, theirs_model):
     prompt = torch.randint(0, arguments["unpadded_vocab_size"], (1, 45))
     with tempfile.TemporaryDirectory() as path:
         theirs_model.save_pretrained(path)
