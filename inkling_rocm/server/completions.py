@@ -1,0 +1,267 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inkling_rocm.engine.request import RequestError, SamplingParams, TokenLogprob, Update
+from inkling_rocm.engine.tokenizer import Tokenizer
+from inkling_rocm.server.assemble import floor_logprob
+from inkling_rocm.server.backend import Handle
+from inkling_rocm.server.context import ServerContext, json_response, usage
+from inkling_rocm.server.errors import ApiError
+from inkling_rocm.server.protocol import CompletionBody
+from inkling_rocm.server.sampling import sampling_params
+from inkling_rocm.server.streaming import DONE, EventStream, event, merge, unless_disconnected
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_PROMPTS = 256
+
+
+class _Choice:
+    """One continuation of one prompt."""
+
+    def __init__(self, codec: Tokenizer, *, logprobs: bool) -> None:
+        self._codec = codec
+        self._want_logprobs = logprobs
+        self._offset = 0
+        self.started = False
+        self.text = ""
+        self.logprobs: dict[str, list[Any]] = _no_logprobs()
+        self.completion_tokens = 0
+        self.finish_reason: str | None = None
+
+    def take(
+        self, text: str, entries: tuple[TokenLogprob, ...]
+    ) -> tuple[str, dict[str, list[Any]] | None]:
+        """Append text and its tokens' log probabilities; returns just the new part."""
+        self.text += text
+        if not self._want_logprobs:
+            return text, None
+        new = _no_logprobs()
+        for entry in entries:
+            token = self._text(entry.token_id)
+            new["tokens"].append(token)
+            known = entry.logprob is not None
+            new["token_logprobs"].append(floor_logprob(entry.logprob) if known else None)
+            top = {self._text(token_id): floor_logprob(value) for token_id, value in entry.top}
+            new["top_logprobs"].append(top if known else None)
+            new["text_offset"].append(self._offset)
+            self._offset += len(token)
+        for key, values in new.items():
+            self.logprobs[key] += values
+        return text, new
+
+    def _text(self, token_id: int) -> str:
+        return self._codec.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def _no_logprobs() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+@dataclass(kw_only=True)
+class _Completion:
+    """One running request: a handle for each prompt."""
+
+    id: str
+    model: str
+    n: int
+    choices: list[_Choice]
+    prompts: list[list[int]]
+    echo: list[str] | None
+    include_usage: bool
+    handles: list[Handle] = field(default_factory=list)
+    created: int = field(default_factory=lambda: int(time.time()))
+    cached_tokens: list[int] = field(default_factory=list)
+
+    def abort(self) -> None:
+        for handle in self.handles:
+            handle.abort()
+
+    def usage(self) -> dict[str, Any]:
+        return usage(
+            sum(map(len, self.prompts)),
+            sum(choice.completion_tokens for choice in self.choices),
+            sum(self.cached_tokens),
+        )
+
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def take(self, position: int, update: Update) -> tuple[int, str, dict[str, list[Any]] | None]:
+        """Apply one update; returns the choice's number and what is new on it."""
+        number = position * self.n + update.index
+        choice = self.choices[number]
+        if update.finish_reason in ("abort", "error"):
+            message = update.error or "the request was aborted by the server"
+            raise ApiError(message, status=500, code="engine_error")
+        cached = max(self.cached_tokens[position], update.cached_tokens)
+        self.cached_tokens[position] = cached
+        text, entries = update.text, update.logprobs
+        choice.completion_tokens += len(update.token_ids)
+        if self.echo is not None and not choice.started:
+            text = self.echo[position] + text
+            entries = update.prompt_logprobs + entries
+        choice.started = True
+        choice.finish_reason = update.finish_reason
+        return number, *choice.take(text, entries)
+
+
+async def create_completion(context: ServerContext, request: Request) -> Response:
+    """Continue one or several prompts, at once or as a stream."""
+    body = await context.read(request, CompletionBody)
+    completion = await context.in_thread(lambda: _start(context, body))
+    if body.stream:
+        return EventStream(_events(completion), completion.abort)
+    result = await unless_disconnected(request, _collect(completion), completion.abort)
+    return Response(status_code=499) if result is None else json_response(result)
+
+
+def _start(context: ServerContext, body: CompletionBody) -> _Completion:
+    """Tokenise and submit every prompt, or none. Raises: ApiError, RequestError."""
+    _refuse(body)
+    codec = context.tokenizer
+    prompts = prompt_ids(body.prompt, context, "prompt")
+    wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = [
+        sampling_params(
+            body,
+            max_new_tokens=context.room(len(ids), wanted, "max_tokens"),
+            vocab_size=context.engine.vocab_size,
+        )
+        for ids in prompts
+    ]
+    n = params[0].n
+    echo = [codec.decode(ids) for ids in prompts] if body.echo else None
+    completion = _Completion(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        model=context.model_name,
+        n=n,
+        choices=[
+            _Choice(codec, logprobs=body.logprobs is not None) for _ in range(len(prompts) * n)
+        ],
+        prompts=prompts,
+        echo=echo,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        cached_tokens=[0] * len(prompts),
+    )
+    submit_all(
+        context,
+        completion.handles,
+        list(zip(prompts, params, strict=True)),
+        completion.id,
+        logprobs=body.logprobs,
+        prompt_logprobs=bool(body.echo) and body.logprobs is not None,
+    )
+    return completion
+
+
+def submit_all(
+    context: ServerContext,
+    handles: list[Handle],
+    jobs: list[tuple[list[int], SamplingParams]],
+    rid: str,
+    **options: Any,
+) -> None:
+    """Submit all jobs into `handles`; when one is refused, abort those that ran and raise."""
+    start = partial(context.submit, **options)
+    for position, (ids, params) in enumerate(jobs):
+        try:
+            handles.append(start(ids, params, rid if len(jobs) == 1 else f"{rid}-{position}"))
+        except (ApiError, RequestError):
+            for handle in handles:
+                handle.abort()
+            raise
+
+
+def prompt_ids(
+    prompt: str | list[str] | list[int] | list[list[int]], context: ServerContext, param: str
+) -> list[list[int]]:
+    """Each prompt's token ids. Raises: ApiError: 400, empty, too many, or an id out of range."""
+    many: list[Any] = (
+        [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt  # type: ignore[list-item]
+    )
+    if not many or len(many) > MAX_PROMPTS:
+        raise ApiError(
+            f"{param} holds {len(many)} prompts; wanted 1 to {MAX_PROMPTS}.",
+            code="invalid_value",
+            param=param,
+        )
+    codec, vocab_size = context.tokenizer, context.engine.vocab_size
+    out = []
+    for entry in many:
+        ids = codec.encode(entry) if isinstance(entry, str) else list(entry)
+        if not ids:
+            raise ApiError(f"{param} is empty.", code="invalid_value", param=param)
+        if max(ids) >= vocab_size:
+            raise ApiError(
+                f"{param} has the token id {max(ids)}; ids go from 0 to {vocab_size - 1}.",
+                code="invalid_value",
+                param=param,
+            )
+        out.append(ids)
+    return out
+
+
+def _refuse(body: CompletionBody) -> None:
+    n = body.n or 1
+    if body.suffix:
+        raise ApiError("suffix is not supported.", code="unsupported_parameter", param="suffix")
+    if body.best_of is not None and body.best_of != n:
+        raise ApiError(
+            f"best_of {body.best_of} is not supported: leave it out or set it to n ({n}).",
+            code="unsupported_parameter",
+            param="best_of",
+        )
+
+
+async def _collect(completion: _Completion) -> dict[str, Any]:
+    async for position, update in merge(completion.handles):
+        completion.take(position, update)
+    choices = [
+        {
+            "index": number,
+            "text": choice.text,
+            "logprobs": choice.logprobs if choice.logprobs["tokens"] else None,
+            "finish_reason": choice.finish_reason,
+        }
+        for number, choice in enumerate(completion.choices)
+    ]
+    return {**completion.envelope(choices), "usage": completion.usage()}
+
+
+async def _events(completion: _Completion) -> AsyncIterator[bytes]:
+    def chunk(choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
+        payload = completion.envelope(choices)
+        if completion.include_usage:
+            payload["usage"] = used
+        return event(payload)
+
+    try:
+        async for position, update in merge(completion.handles):
+            number, text, logprobs = completion.take(position, update)
+            reason = completion.choices[number].finish_reason
+            if text or reason or (logprobs and logprobs["tokens"]):
+                entry = {"index": number, "text": text, "logprobs": logprobs}
+                yield chunk([{**entry, "finish_reason": reason}])
+    except ApiError as error:
+        yield event(error.body())
+    else:
+        if completion.include_usage:
+            yield chunk([], completion.usage())
+    yield DONE

@@ -1,0 +1,169 @@
+"""What every endpoint shares: the engine, the settings, request bodies, usage, submission."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inkling_rocm.engine.request import SamplingParams
+from inkling_rocm.engine.tokenizer import Tokenizer
+from inkling_rocm.server.backend import Backend, Handle
+from inkling_rocm.server.errors import ApiError
+from inkling_rocm.server.render import ChatRenderer
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How to serve.
+
+    Attributes:
+        served_model_name: name clients ask for; None = the engine's.
+        api_key: None = no key needed. max_body_bytes: larger requests are refused.
+        cors_origins: origins browsers may call from; none by default.
+    """
+
+    served_model_name: str | None = None
+    api_key: str | None = None
+    max_body_bytes: int = 16 * 1024 * 1024
+    cors_origins: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class ServerContext:
+    """Shared by the endpoints of one application."""
+
+    engine: Backend
+    renderer: ChatRenderer
+    settings: ServerSettings
+    started: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+
+    @property
+    def model_name(self) -> str:
+        return self.settings.served_model_name or self.engine.model_name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self.engine.tokenizer is not None, "the server needs an engine with a tokenizer"
+        return self.engine.tokenizer
+
+    async def read(self, request: Request, model: type[M]) -> M:
+        """The request's JSON body, validated.
+
+        Raises:
+            ApiError: 413 too large, 400 not JSON or wrong fields, 404 another model's name.
+        """
+        raw = await _read_bytes(request, self.settings.max_body_bytes)
+        try:
+            data = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise ApiError(f"The body is not valid JSON: {error}", code="invalid_json") from error
+        if not isinstance(data, dict):
+            raise ApiError(
+                f"The body must be a JSON object; got a {type(data).__name__}.", code="invalid_json"
+            )
+        try:
+            body = model.model_validate(data)
+        except ValidationError as error:
+            raise _field_error(error) from error
+        name = getattr(body, "model", None)
+        if name is not None and name != self.model_name:
+            raise ApiError(
+                f"The model {name[:200]!r} does not exist; this server has {self.model_name!r}.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return body
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run tokenising, rendering or grammar work without blocking the event loop."""
+        return await anyio.to_thread.run_sync(work)
+
+    def room(self, prompt_tokens: int, wanted: int | None, param: str) -> int:
+        """Tokens the output may have.
+
+        Args:
+            wanted: the client's limit, None = all that fits.
+
+        Raises:
+            ApiError: 400 context_length_exceeded.
+        """
+        limit = self.engine.context_length
+        room = limit - prompt_tokens
+        if room < (1 if wanted is None else wanted) or room < 0:
+            asked = f" and {wanted} for the completion" if wanted else ""
+            raise ApiError(
+                f"This model's maximum context length is {limit} tokens, but the request has "
+                f"{prompt_tokens} tokens in the prompt{asked}. Shorten the prompt or lower {param}.",
+                code="context_length_exceeded",
+                param=param if wanted and prompt_tokens < limit else "prompt",
+            )
+        return room if wanted is None else wanted
+
+    def submit(
+        self, prompt_ids: list[int], params: SamplingParams, rid: str, **options: Any
+    ) -> Handle:
+        """Start a request. Raises: ApiError when draining; RequestError from the engine."""
+        if self.draining:
+            raise ApiError(
+                "The server is shutting down.",
+                status=503,
+                code="shutting_down",
+                headers={"Retry-After": "1"},
+            )
+        return self.engine.submit(prompt_ids, params, rid=rid, **options)
+
+
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0
+) -> dict[str, Any]:
+    """OpenAI's usage object; all counts are of token ids."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+def json_response(payload: Any) -> Response:
+    """A JSON answer."""
+    return Response(orjson.dumps(payload), media_type="application/json")
+
+
+async def _read_bytes(request: Request, limit: int) -> bytes:
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > limit:
+            raise ApiError(
+                f"The body is larger than {limit} bytes.", status=413, code="body_too_large"
+            )
+    return bytes(raw)
+
+
+def _field_error(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ""
+    for part in first["loc"]:
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif part.isidentifier():
+            where += f".{part}" if where else part
+    more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return ApiError(
+        f"{where or 'body'}: {first['msg']}{more}", code="invalid_value", param=where or None
+    )

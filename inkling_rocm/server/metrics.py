@@ -1,0 +1,124 @@
+"""Prometheus metrics: engine observations as histograms and counters, its state as gauges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from inkling_rocm.engine.metrics import EngineStats
+from inkling_rocm.server.backend import Backend
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class PrometheusMetrics:
+    """An `EngineMetrics` with its own registry, so that several engines can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._ttft = Histogram(
+            "inkling_time_to_first_token_seconds",
+            "From submission to the first token of a continuation.",
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self._inter_token = Histogram(
+            "inkling_inter_token_latency_seconds",
+            "Between two tokens of a continuation.",
+            buckets=_INTER_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self._duration = Histogram(
+            "inkling_e2e_request_latency_seconds",
+            "From submission to the end of a continuation.",
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self._step_seconds = Histogram(
+            "inkling_step_seconds",
+            "One forward of the engine.",
+            buckets=_STEP_BUCKETS,
+            registry=self.registry,
+        )
+        self._finished = Counter(
+            "inkling_requests_finished",
+            "Continuations that ended, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._prompt_tokens = Counter(
+            "inkling_prompt_tokens", "Prompt tokens of ended continuations.", registry=self.registry
+        )
+        self._generation_tokens = Counter(
+            "inkling_generation_tokens",
+            "Tokens of ended continuations; rate() of it is tokens/s.",
+            registry=self.registry,
+        )
+
+    def step(self, stats: EngineStats, *, tokens: int, seconds: float) -> None:
+        if tokens:
+            self._step_seconds.observe(seconds)
+
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def inter_token(self, seconds: float) -> None:
+        self._inter_token.observe(seconds)
+
+    def finished(
+        self, reason: str, *, prompt_tokens: int, completion_tokens: int, seconds: float
+    ) -> None:
+        self._finished.labels(reason).inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._generation_tokens.inc(completion_tokens)
+        self._duration.observe(seconds)
+
+
+class EngineGauges:
+    """Collector that reads the engine's state when it is scraped."""
+
+    def __init__(self, engine: Backend) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats: EngineStats = self._engine.stats()
+        plain = {
+            "inkling_queue_requests": ("Continuations waiting to run.", stats.queued),
+            "inkling_running_requests": ("Continuations in the batch.", stats.running),
+            "inkling_conv_slots_used": ("Short-convolution slots in use.", stats.conv_slots_used),
+            "inkling_conv_slots": ("Short-convolution slots.", stats.conv_slots_total),
+            "inkling_preemptions": ("Preemptions since the start.", stats.preemptions),
+            "inkling_computed_prompt_tokens": (
+                "Prompt tokens computed since the start, recomputed ones too.",
+                stats.prompt_tokens,
+            ),
+            "inkling_sampled_tokens": ("Tokens sampled since the start.", stats.generated_tokens),
+        }
+        for name, (text, value) in plain.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        yield _by_pool("inkling_pages_used", "K/V pages in use, by pool.", stats.pages_used)
+        yield _by_pool("inkling_pages", "K/V pages, by pool.", stats.pages_total)
+
+
+def _by_pool(name: str, text: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["pool"])
+    for pool, value in values.items():
+        family.add_metric([pool], value)
+    return family
+
+
+def watch(metrics: PrometheusMetrics, engine: Any) -> None:
+    """Add the gauges of `engine` to the registry."""
+    metrics.registry.register(EngineGauges(engine))
+
+
+def exposition(metrics: PrometheusMetrics) -> bytes:
+    """The text Prometheus scrapes."""
+    return generate_latest(metrics.registry)

@@ -1,0 +1,107 @@
+"""Answers that end early when their reader goes away: server-sent events, and plain results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import anyio
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from inkling_rocm.engine.request import Update
+from inkling_rocm.server.backend import Handle
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: Any) -> bytes:
+    """One server-sent event carrying JSON."""
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come; a client that disconnects cancels the iterator.
+
+    Args:
+        events: already encoded events. on_close: called once when the stream ends for any reason.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_cancel_on_disconnect, receive, group.cancel_scope)
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
+                async for chunk in self._events:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                group.cancel_scope.cancel()
+        finally:
+            self._on_close()
+
+
+async def unless_disconnected(
+    request: Request, work: Awaitable[T], on_close: Callable[[], None]
+) -> T | None:
+    """Await `work`; None when the client disconnected first. `on_close` is called either way."""
+    result: T | None = None
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_cancel_on_disconnect, request.receive, group.cancel_scope)
+            result = await work
+            group.cancel_scope.cancel()
+    finally:
+        on_close()
+    return result
+
+
+async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def merge(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Update]]:
+    """Updates of several requests in the order they come, each with its request's position."""
+    if len(handles) == 1:
+        async for update in handles[0]:
+            yield 0, update
+        return
+    queue: asyncio.Queue[tuple[int, Update | None]] = asyncio.Queue()
+
+    async def pump(position: int, handle: Handle) -> None:
+        try:
+            async for update in handle:
+                queue.put_nowait((position, update))
+        finally:
+            queue.put_nowait((position, None))
+
+    tasks = [asyncio.create_task(pump(i, handle)) for i, handle in enumerate(handles)]
+    try:
+        for _ in range(len(handles)):
+            while (item := await queue.get())[1] is not None:
+                yield item[0], item[1]
+        for task in tasks:
+            await task
+    finally:
+        for task in tasks:
+            task.cancel()
