@@ -38,7 +38,7 @@ _VERSION = 1  # raise it when the way the weights are made changes
 _MANIFEST = "demo.json"  # size and digest of every other file, written last
 _SHARD_BYTES = 64_000_000
 _END_OF_TURN = 200006
-_ANSWER_TOKENS = 64  # mean length of an answer sampled at temperature 1
+_ANSWER_TOKENS = 256  # mean length of an answer sampled at temperature 1
 
 
 def demo_config() -> InklingConfig:
