@@ -1,0 +1,344 @@
+"""The engine: a background thread around EngineCore, and the Python API."""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inkling_rocm.config import InklingConfig
+from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.constraint import ConstraintCompiler
+from inkling_rocm.engine.core import EngineCore
+from inkling_rocm.engine.handle import RequestHandle
+from inkling_rocm.engine.host import EmbeddedHost
+from inkling_rocm.engine.load import EngineParts, load_parts
+from inkling_rocm.engine.memory import build_pools, plan_memory
+from inkling_rocm.engine.metrics import EngineMetrics, EngineStats, NoMetrics
+from inkling_rocm.engine.request import RequestError, SamplingParams
+from inkling_rocm.engine.scheduler import Scheduler
+from inkling_rocm.engine.sequence import Request
+from inkling_rocm.engine.sequence import Sequence as Continuation
+from inkling_rocm.engine.sglang_form import Generation
+from inkling_rocm.engine.validate import check_request
+
+
+class Engine:
+    """Serves one model from one background thread.
+
+    Args:
+        args: or the fields of EngineArgs as keyword arguments.
+        metrics: receives observations from the engine's thread.
+        parts: a model that is already there, instead of the one args would load.
+
+    Raises: ValueError: the checkpoint or an argument is wrong, or the memory does not suffice.
+
+    Attributes:
+        context_length: most tokens of prompt and output together; less than the checkpoint's where
+            the page pools hold less.
+        stop_ids: the ids that end a turn.
+    """
+
+    def __init__(
+        self,
+        args: EngineArgs | None = None,
+        *,
+        metrics: EngineMetrics | None = None,
+        parts: EngineParts | None = None,
+        **kwargs: Any,
+    ):
+        if args is not None and kwargs:
+            raise ValueError(f"give either args or keyword arguments, not both: {sorted(kwargs)}")
+        self.args = args = args or EngineArgs(**kwargs)
+        parts = parts or load_parts(args)
+        self.config: InklingConfig = parts.config
+        self.tokenizer = parts.tokenizer
+        self.model_name = args.served_model_name or args.model_path
+        text = parts.config.text
+        plan = plan_memory(text, args, dtype=parts.dtype, device=parts.device)
+        self.context_length = plan.context_length
+        pools, rings = build_pools(text, plan, dtype=parts.dtype, device=parts.device)
+        host = EmbeddedHost(
+            text,
+            pools,
+            rings,
+            max_tokens=plan.chunk_tokens + plan.max_running,
+            max_rows=plan.max_running,
+            device=parts.device,
+            check=args.check_invariants,
+        )
+        scheduler = Scheduler(
+            pools, rings, chunk_tokens=plan.chunk_tokens, max_running=plan.max_running
+        )
+        self._vocabulary = text.unpadded_vocab_size
+        self._core = EngineCore(
+            parts.model, host, scheduler, metrics or NoMetrics(), vocabulary=self._vocabulary
+        )
+        known = (*parts.config.eos_token_ids, *(self.tokenizer.eos_ids if self.tokenizer else ()))
+        self.stop_ids = tuple(i for i in dict.fromkeys(known) if i < self._vocabulary)
+        self._constraints = None
+        if self.tokenizer is not None:
+            self._constraints = ConstraintCompiler(self.tokenizer, self.stop_ids, self._vocabulary)
+        self._most_requests = plan.max_running + args.max_queued_requests
+        self._seeds = random.Random(args.random_seed)
+        self._arrivals = 0
+        self._open: set[str] = set()  # rids that were submitted and have not ended
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._closing = self._draining = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._loop, name="inkling-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        logprobs: int | None = None,
+        prompt_logprobs: bool = False,
+        rid: str | None = None,
+        stream: bool = True,
+    ) -> RequestHandle:
+        """Queue a request.
+
+        Args:
+            logprobs: alternatives to report with each generated token; None = no log
+                probabilities. prompt_logprobs: report the prompt's too.
+            rid: a name for it; drawn when None.
+            stream: send updates token by token; otherwise one for each continuation at its end.
+
+        Raises: RequestError: it can never run, or not now ("queue_full", "shutting_down").
+        """
+        prompt = [int(token) for token in prompt_ids]
+        check_request(
+            prompt,
+            params,
+            logprobs=logprobs,
+            context_length=self.context_length,
+            vocabulary=self._vocabulary,
+            has_tokenizer=self.tokenizer is not None,
+        )
+        stop_ids = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids.update(self.stop_ids)
+        rid = rid or uuid.uuid4().hex
+        request = Request(
+            rid=rid,
+            order=0,
+            prompt_ids=prompt,
+            params=params,
+            seed=0,
+            handle=self._handle(rid, params.n),
+            stop_ids=frozenset(stop_ids),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            stream=stream,
+            constraint=self._constraints.compile(params) if self._constraints else None,
+        )
+        return self._enqueue(request)
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict | SamplingParams | list | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: bool = False,
+        rid: str | list[str] | None = None,
+    ) -> dict | list[dict] | Iterator[dict]:
+        """Generate in SGLang's form.
+
+        Args:
+            prompt, input_ids: exactly one; a list of prompts makes a batch.
+            sampling_params: one for all, or one a prompt.
+            return_logprob: report log probabilities of the output and, from logprob_start_len on
+                (-1 = none), of the prompt; top_logprobs_num: with this many alternatives.
+
+        Returns: a dictionary (text, output_ids, meta_info); a list for a batch or n > 1; with
+            stream an iterator of dictionaries with everything so far ("index" tells which).
+
+        Raises: RequestError.
+        """
+        generation = Generation(
+            self,
+            prompt,
+            sampling_params,
+            input_ids,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            stream=stream,
+            rid=rid,
+        )
+        return generation.iterate() if stream else generation.result()
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict | SamplingParams | list | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+        top_logprobs_num: int = 0,
+        stream: bool = False,
+        rid: str | list[str] | None = None,
+    ) -> dict | list[dict] | AsyncIterator[dict]:
+        """`generate` without blocking the event loop; with stream the result of awaiting it is an
+        async iterator. Cancelling it aborts the requests."""
+        generation = Generation(
+            self,
+            prompt,
+            sampling_params,
+            input_ids,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            stream=stream,
+            rid=rid,
+        )
+        if stream:
+            return generation.aiterate()
+        return await generation.aresult()
+
+    def prompt_logits(self, input_ids: Sequence[int]) -> Tensor:
+        """Logits at every prompt token, computed like any prompt (chunks, pages, other requests
+        beside it).
+
+        Returns: fp32 [tokens, real vocabulary], on the CPU.
+        Raises: RequestError: the prompt does not fit. RuntimeError: the forward failed.
+        """
+        prompt = [int(token) for token in input_ids]
+        params = SamplingParams(max_new_tokens=0)
+        check_request(
+            prompt,
+            params,
+            logprobs=None,
+            context_length=self.context_length,
+            vocabulary=self._vocabulary,
+            has_tokenizer=True,
+        )
+        rid = uuid.uuid4().hex
+        request = Request(
+            rid=rid,
+            order=0,
+            prompt_ids=prompt,
+            params=params,
+            seed=0,
+            handle=self._handle(rid, 1),
+            stop_ids=frozenset(),
+            wants_logits=True,
+            stream=False,
+        )
+        (last,) = self._enqueue(request)
+        if last.finish_reason != "length":
+            raise RuntimeError(f"prompt_logits ended by {last.finish_reason}: {last.error}")
+        return torch.cat(request.prompt_logits)
+
+    def abort(self, rid: str) -> None:
+        """End a request and free what it holds; its handle gets finish_reason "abort". Unknown rids
+        are ignored: the request may just have ended."""
+        self._command(lambda: self._core.abort(rid))
+
+    def stats(self) -> EngineStats:
+        """State of the engine, as of the last step."""
+        return self._core.stats()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Refuse new requests and wait for the open ones.
+
+        Args:    timeout: seconds; None = as long as it takes.
+        Returns: whether all have ended; those that have not go on.
+        """
+        with self._changed:
+            self._draining = True
+            return self._changed.wait_for(lambda: not self._open, timeout)
+
+    def shutdown(self) -> None:
+        """Abort what is open and end the thread. The engine cannot be used afterwards."""
+        with self._changed:
+            self._closing = self._draining = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def _enqueue(self, request: Request) -> RequestHandle:
+        params = request.params
+        with self._changed:
+            if self._failure is not None:
+                raise RequestError(self._failure, code="engine_failed")
+            if self._draining:
+                raise RequestError("the engine is shutting down", code="shutting_down")
+            if len(self._open) >= self._most_requests:
+                raise RequestError(
+                    f"{len(self._open)} requests are open, the most there may be "
+                    "(max_running_requests + max_queued_requests); try again later",
+                    code="queue_full",
+                )
+            if request.rid in self._open:
+                raise RequestError(f"rid {request.rid!r} is in use", param="rid")
+            seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
+            self._open.add(request.rid)
+            self._arrivals += 1
+            request.order, request.seed = self._arrivals, seed
+        request.sequences = [
+            Continuation(request, index, self.tokenizer) for index in range(params.n)
+        ]
+        self._command(lambda: self._core.add(request))
+        return request.handle
+
+    def _handle(self, rid: str, continuations: int) -> RequestHandle:
+        return RequestHandle(rid, continuations, self.abort, self._closed)
+
+    def _closed(self, rid: str) -> None:
+        with self._changed:
+            self._open.discard(rid)
+            self._changed.notify_all()
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._changed:
+            self._inbox.append(command)
+            self._changed.notify_all()
+
+    def _loop(self) -> None:
+        core = self._core
+        try:
+            while True:
+                with self._changed:
+                    if core.idle and not self._inbox and not self._closing:
+                        core.metrics.step(core.stats(), tokens=0, seconds=0.0)
+                    while core.idle and not self._inbox and not self._closing:
+                        self._changed.wait()
+                    commands = list(self._inbox)
+                    self._inbox.clear()
+                    closing = self._closing
+                for command in commands:
+                    command()
+                if closing:
+                    core.abort_all()
+                    return
+                if not core.idle:
+                    core.step()
+        except BaseException as error:
+            # Nothing may hang on an engine that is gone; the fault itself goes on its way.
+            with self._changed:
+                self._failure = f"the engine stopped: {type(error).__name__}: {error}"
+                commands = list(self._inbox)
+            for command in commands:
+                command()
+            core.fail_all(self._failure)
+            raise

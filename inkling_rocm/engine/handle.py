@@ -1,0 +1,95 @@
+"""The caller's end of a request: an iterator of updates, from a thread or from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from inkling_rocm.engine.request import Update
+
+
+class RequestHandle:
+    """Yields the updates of all continuations of one request until every one of them has ended.
+
+    The handle is its own iterator: an interrupted wait loses nothing, and leaving a loop early does
+    not end the request; call `abort` for that. One consumer at a time.
+
+    Args:
+        continuations: n of the request.
+        abort, on_end: called with rid: to stop it, and when the engine has reported its end.
+    """
+
+    def __init__(
+        self,
+        rid: str,
+        continuations: int,
+        abort: Callable[[str], None],
+        on_end: Callable[[str], None],
+    ):
+        self.rid = rid
+        self._abort = abort
+        self._on_end = on_end
+        self._unfinished = continuations
+        self._updates: deque[Update] = deque()
+        self._changed = threading.Condition()
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future] | None = None
+
+    def abort(self) -> None:
+        """Ask the engine to stop. The last updates arrive as for any other end."""
+        self._abort(self.rid)
+
+    def push(self, updates: Sequence[Update]) -> None:
+        """Hand over updates (called by the engine)."""
+        with self._changed:
+            self._updates.extend(updates)
+            self._unfinished -= sum(update.finish_reason is not None for update in updates)
+            waiter, self._waiter = self._waiter, None
+            self._changed.notify_all()
+        if self.ended:
+            self._on_end(self.rid)
+        if waiter is not None:
+            loop, future = waiter
+            # A closed loop raises: its consumer is gone and nobody waits any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_wake, future)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has reported the end of every continuation; updates may still wait to
+        be read."""
+        return self._unfinished <= 0
+
+    def __iter__(self) -> RequestHandle:
+        return self
+
+    def __next__(self) -> Update:
+        with self._changed:
+            while True:
+                if self._updates:
+                    return self._updates.popleft()
+                if self.ended:
+                    raise StopIteration
+                self._changed.wait()
+
+    def __aiter__(self) -> RequestHandle:
+        return self
+
+    async def __anext__(self) -> Update:
+        while True:
+            with self._changed:
+                if self._updates:
+                    return self._updates.popleft()
+                if self.ended:
+                    raise StopAsyncIteration
+                loop = asyncio.get_running_loop()
+                future = loop.create_future()
+                self._waiter = (loop, future)
+            await future
+
+
+def _wake(future: asyncio.Future) -> None:
+    if not future.done():
+        future.set_result(None)

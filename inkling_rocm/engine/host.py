@@ -1,0 +1,227 @@
+"""The embedded host: turns a batch of (slot, start, length) rows into what the model reads.
+
+All indices of a step are computed with numpy in fixed buffers. On a CPU the tensors are those
+buffers; on a GPU each is copied once to a tensor whose address never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inkling_rocm.config import TextConfig
+from inkling_rocm.engine.host_checks import check_step
+from inkling_rocm.engine.pages import PagePool
+from inkling_rocm.engine.rings import ConvRings
+from inkling_rocm.host import (
+    CONV_STREAMS,
+    BatchMeta,
+    Comm,
+    ConvStateView,
+    ConvStream,
+    KVCacheView,
+    SingleRank,
+)
+
+MAX_CACHED_VIEWS = 64
+
+
+class _Buffer:
+    """A fixed integer buffer on host and device."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device):
+        pinned = device.type == "cuda"
+        self._staged = torch.zeros(size, dtype=dtype, pin_memory=pinned)
+        self._device = torch.zeros(size, dtype=dtype, device=device) if pinned else self._staged
+        self.host = self._staged.numpy()
+
+    def put(self, values: NDArray) -> Tensor:
+        """Store values (any shape); the device tensor over them, same shape."""
+        return self.view(values.shape, self.store(values))
+
+    def store(self, values: NDArray) -> int:
+        size = values.size
+        self.host[:size].reshape(values.shape)[...] = values
+        if self._device is not self._staged:
+            self._device[:size].copy_(self._staged[:size], non_blocking=True)
+        return size
+
+    def view(self, shape: tuple[int, ...], size: int) -> Tensor:
+        return self._device[:size].view(shape)
+
+
+class EmbeddedHost:
+    """Host of one forward after `prepare`.
+
+    Args:
+        max_tokens, max_rows: most tokens and rows of one forward, padding included.
+        check: assert the host invariants on every step.
+    """
+
+    meta: BatchMeta
+
+    def __init__(
+        self,
+        text: TextConfig,
+        pools: tuple[PagePool, ...],
+        rings: ConvRings,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        device: torch.device,
+        comm: Comm | None = None,
+        check: bool = False,
+    ):
+        self.comm = comm or SingleRank()
+        self.pools = pools
+        self.rings = rings
+        self.max_tokens = max_tokens
+        self.max_rows = max_rows
+        self._taps = text.conv_taps
+        self._check = check
+        self._layers = {layer: index for index, pool in enumerate(pools) for layer in pool.layers}
+        self._num_layers = text.num_layers
+
+        def int32(size: int) -> _Buffer:
+            return _Buffer(size, torch.int32, device)
+
+        def int64(size: int) -> _Buffer:
+            return _Buffer(size, torch.int64, device)
+
+        self._positions, self._token_row = int32(max_tokens), int32(max_tokens)
+        self._cu_seqlens = int32(max_rows + 1)
+        self._q_start, self._kv_len = int32(max_rows), int32(max_rows)
+        self._conv_slot, self._history = int32(max_rows), int32(max_rows)
+        self._tables = [int32(max_rows * pool.table.shape[1]) for pool in pools]
+        self._first_page = [int32(max_rows) for _ in pools]
+        self._slots = [int64(max_tokens) for _ in pools]
+        self._input_ids = int64(max_tokens)
+        self._views: dict[tuple, tuple[list, dict]] = {}
+
+    def prepare(
+        self,
+        slots: NDArray,
+        q_start: NDArray,
+        q_len: NDArray,
+        *,
+        pad_tokens: int = 0,
+        pad_rows: int = 0,
+    ) -> None:
+        """Lay out one forward; pages up to q_start + q_len are allocated.
+
+        Args:
+            slots, q_start, q_len: int64 [B], sequence slot, absolute first position, tokens.
+            pad_tokens: tokens without effect to append, in rows of at most a page.
+            pad_rows: empty rows to append after those.
+        """
+        real_tokens = int(q_len.sum())
+        uniform = len(q_len) > 0 and bool((q_len == q_len[0]).all())
+        if pad_tokens or pad_rows:
+            page = int(q_len[0]) if uniform else self.pools[0].page_size
+            page = min(page, self.pools[0].page_size)
+            lengths = [min(page, pad_tokens - at) for at in range(0, pad_tokens, page)]
+            padding = np.array(lengths + [0] * pad_rows, np.int64)
+            nothing = np.zeros(len(padding), np.int64)
+            slots, q_start = np.append(slots, nothing), np.append(q_start, nothing)
+            q_len = np.append(q_len, padding)
+            uniform = uniform and bool((q_len == q_len[0]).all())
+        rows, kv_len = len(slots), q_start + q_len
+        cu_seqlens = np.zeros(rows + 1, np.int64)
+        np.cumsum(q_len, out=cu_seqlens[1:])
+        tokens = int(cu_seqlens[-1])
+        if rows == tokens and uniform:
+            token_row, positions = np.arange(rows), q_start
+        else:
+            token_row = np.repeat(np.arange(rows), q_len)
+            positions = np.arange(tokens) + (q_start - cu_seqlens[:-1])[token_row]
+        max_q = int(q_len.max(initial=0))
+        self.meta = BatchMeta(
+            kind="decode" if uniform and max_q == 1 else "prefill",
+            num_rows=rows,
+            num_tokens=tokens,
+            q_uniform=max_q if uniform else 0,
+            max_q=max_q,
+            max_kv=int(kv_len.max(initial=0)),
+            positions=self._positions.put(positions),
+            cu_seqlens_q=self._cu_seqlens.put(cu_seqlens),
+            q_start=self._q_start.put(q_start),
+            kv_len=self._kv_len.put(kv_len),
+            token_row=self._token_row.put(token_row),
+        )
+        self._conv_slot.store(slots)
+        self._history.store(np.minimum(q_start, self._taps - 1))
+        shape = [rows, tokens]
+        token_slots = slots[token_row]
+        for index, pool in enumerate(self.pools):
+            table = pool.batch_table(slots)
+            shape.append(table.shape[1])
+            self._tables[index].store(table)
+            self._first_page[index].store(pool.first[slots])
+            # Padding rows have sequence slot 0, whose page table is all sink; their offset in the
+            # page must go too.
+            write = pool.write_slots(token_slots, positions)
+            write[real_tokens:] = 0
+            self._slots[index].store(write)
+        self._kv_views, self._conv_views = self._views_of(tuple(shape))
+        if self._check:
+            check_step(self)
+
+    def input_ids(self, ids: NDArray) -> Tensor:
+        """The step's token ids (padding gets id 0), int64 [T]."""
+        padded = np.zeros(self.meta.num_tokens, np.int64)
+        padded[: len(ids)] = ids
+        return self._input_ids.put(padded)
+
+    def kv(self, layer: int) -> KVCacheView:
+        return self._kv_views[layer]
+
+    def conv(self, layer: int, stream: ConvStream) -> ConvStateView:
+        return self._conv_views[layer, stream]
+
+    def capture_routing(self, layer: int, topk_ids: Tensor) -> None:
+        pass
+
+    def _views_of(self, shape: tuple[int, ...]) -> tuple[list, dict]:
+        """Views of a batch of this shape: they lie over fixed buffers, so steps of equal shape
+        share them."""
+        found = self._views.get(shape)
+        if found is None:
+            if len(self._views) >= MAX_CACHED_VIEWS:
+                self._views.clear()
+            found = self._views[shape] = self._make_views(*shape)
+        return found
+
+    def _make_views(self, rows: int, tokens: int, *columns: int) -> tuple[list, dict]:
+        shared: list[dict[str, Any]] = [
+            {
+                "page_size": pool.page_size,
+                "page_table": self._tables[index].view(
+                    (rows, columns[index]), rows * columns[index]
+                ),
+                "first_page": self._first_page[index].view((rows,), rows),
+                "slot": self._slots[index].view((tokens,), tokens),
+                "window": pool.window,
+            }
+            for index, pool in enumerate(self.pools)
+        ]
+        kv_views = []
+        for layer in range(self._num_layers):
+            index = self._layers[layer]
+            k, v = self.pools[index].layer_tensors(layer)
+            kv_views.append(KVCacheView(k=k, v=v, **shared[index]))
+        ring: dict[str, Any] = {
+            "slot": self._conv_slot.view((rows,), rows),
+            # A token has slot 0 in one pool exactly when it has in the other.
+            "token_slot": self._slots[0].view((tokens,), tokens),
+            "history": self._history.view((rows,), rows),
+        }
+        conv_views = {
+            (layer, stream): ConvStateView(state=self.rings.state(layer, stream), **ring)
+            for layer in range(self._num_layers)
+            for stream in CONV_STREAMS
+        }
+        return kv_views, conv_views

@@ -1,0 +1,171 @@
+"""How much memory pages and rings get, and what follows from it for lengths and batch size."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from inkling_rocm.config import TextConfig
+from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.pages import PagePool
+from inkling_rocm.engine.rings import ConvRings, ring_channels
+from inkling_rocm.host import CONV_STREAMS
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+CPU_LIMIT_BYTES = 4 * GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Sizes of an engine.
+
+    Attributes:
+        context_length: most tokens of prompt and output. chunk_tokens: most prompt tokens a step.
+        global_pages, window_pages: the sink included; 0 where the model has no such layer.
+        slots: sequence slots, the dummy included.
+    """
+
+    context_length: int
+    max_running: int
+    chunk_tokens: int
+    page_size: int
+    global_pages: int
+    window_pages: int
+
+    @property
+    def slots(self) -> int:
+        return self.max_running + 1
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated: of the GPU, or of the machine and its control group."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
+    if limit.exists() and used.exists() and (most := limit.read_text().strip()) != "max":
+        free = min(free, int(most) - int(used.read_text()))
+    return max(free, 0)
+
+
+def plan_memory(
+    text: TextConfig, args: EngineArgs, *, dtype: torch.dtype, device: torch.device
+) -> MemoryPlan:
+    """Divide the memory between rings, window pages and global pages.
+
+    Raises: ValueError: nothing useful fits, or context_length cannot be had.
+    """
+    cpu = device.type == "cpu"
+    context = args.context_length or text.context_length
+    if context > text.context_length:
+        raise ValueError(
+            f"context_length {context}: the model was made for at most {text.context_length}"
+        )
+    max_running = args.max_running_requests or (32 if cpu else 256)
+    chunk = args.chunked_prefill_size or (512 if cpu else 8192)
+    chunk = context if chunk == -1 else min(chunk, context)
+    share = args.mem_fraction_static or (0.2 if cpu else 0.85)
+    budget = int(free_bytes(device) * share)
+    if cpu and args.mem_fraction_static is None:
+        budget = min(budget, CPU_LIMIT_BYTES)
+
+    page, size = args.page_size, dtype.itemsize
+    page_bytes = {True: 0, False: 0}  # by layer_is_local
+    ring_bytes = 0
+    for layer, is_local in enumerate(text.layer_is_local):
+        attention = text.attention(layer)
+        page_bytes[is_local] += 2 * page * attention.num_kv_heads * attention.head_dim * size
+        channels = sum(ring_channels(text, layer, stream) for stream in CONV_STREAMS)
+        ring_bytes += (text.conv_taps - 1) * channels * size * (max_running + 1)
+
+    left = budget - ring_bytes
+    # Every sequence's window, the new pages of one prompt chunk, and a page more for each.
+    window = text.local_attention.window
+    a_sequence = min(max(window - 2, 0) // page + 2, -(-context // page))
+    window_pages = max_running * (a_sequence + 1) + -(-chunk // page) + 1
+    if page_bytes[True]:
+        most = left // (2 if page_bytes[False] else 1) // page_bytes[True]
+        window_pages = min(window_pages, most)
+        left -= window_pages * page_bytes[True]
+    else:
+        window_pages = 0
+    useful = max_running * -(-context // page) + 1
+    if args.max_total_tokens is not None:
+        global_pages = -(-args.max_total_tokens // page) + 1
+    elif page_bytes[False]:
+        global_pages = min(useful, left // page_bytes[False])
+    else:
+        global_pages = useful
+    if page_bytes[True]:
+        window_pages = min(window_pages, global_pages)
+    if global_pages < 2 or (page_bytes[True] and window_pages <= min(a_sequence, global_pages - 1)):
+        raise ValueError(
+            f"{budget / GIB:.2f} GiB for pages and rings do not hold one sequence "
+            f"({global_pages} global pages, {window_pages} window pages, rings "
+            f"{ring_bytes / GIB:.2f} GiB); raise mem_fraction_static or max_total_tokens, or lower "
+            "max_running_requests"
+        )
+    held = (global_pages - 1) * page
+    if context > held:
+        if args.context_length is not None:
+            raise ValueError(
+                f"context_length {context}: the page pool holds {held} tokens; raise "
+                "max_total_tokens or mem_fraction_static"
+            )
+        context, chunk = held, min(chunk, held)
+    if not page_bytes[False]:
+        global_pages = 0
+    total = (ring_bytes + global_pages * page_bytes[False] + window_pages * page_bytes[True]) / GIB
+    logger.info(
+        "pools: %d global and %d window pages of %d tokens, %d sequence slots, %.3f GiB; context "
+        "%d (checkpoint: %d), prompt chunk %d",
+        global_pages,
+        window_pages,
+        page,
+        max_running,
+        total,
+        context,
+        text.context_length,
+        chunk,
+    )
+    return MemoryPlan(
+        context_length=context,
+        max_running=max_running,
+        chunk_tokens=chunk,
+        page_size=page,
+        global_pages=global_pages,
+        window_pages=window_pages,
+    )
+
+
+def build_pools(
+    text: TextConfig, plan: MemoryPlan, *, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[PagePool, ...], ConvRings]:
+    """Allocate what was planned. Layers of one pool have one K/V shape."""
+    pools = []
+    for is_local, pages in ((False, plan.global_pages), (True, plan.window_pages)):
+        if not pages:
+            continue
+        attention = text.local_attention if is_local else text.global_attention
+        flags = enumerate(text.layer_is_local)
+        pools.append(
+            PagePool(
+                layers=tuple(layer for layer, local in flags if local == is_local),
+                window=attention.window,
+                pages=pages,
+                page_size=plan.page_size,
+                num_kv_heads=attention.num_kv_heads,
+                head_dim=attention.head_dim,
+                slots=plan.slots,
+                context_length=plan.context_length,
+                dtype=dtype,
+                device=device,
+            )
+        )
+    return tuple(pools), ConvRings(text, slots=plan.slots, dtype=dtype, device=device)

@@ -1,0 +1,153 @@
+"""K/V page pools: storage, reference-counted allocation, page tables.
+
+One pool serves the global layers, one the window layers. A sequence is known by its slot (the same
+number as its convolution-ring slot). Row `slot` of the page table maps page index (position //
+page_size) to page; entries outside [first, end) are 0, the sink page that nobody owns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class PagePool:
+    """Pages of the layers that share one visibility rule.
+
+    Args:
+        layers: the model's layer numbers served. window: visible keys, current one included; 0 =
+            all.
+        pages: number of pages, the sink included.
+        slots: sequence slots, slot 0 (the dummy) included.
+        context_length: most positions of one sequence.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: tuple[int, ...],
+        window: int,
+        pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        slots: int,
+        context_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.layers = layers
+        self.window = window
+        self.page_size = page_size
+        self.total = pages - 1
+        shape = (len(layers), 2, pages, page_size, num_kv_heads, head_dim)
+        self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.table = np.zeros((slots, -(-context_length // page_size)), np.int32)
+        self.first = np.zeros(slots, np.int32)
+        self.end = np.zeros(slots, np.int32)
+        self.references = [0] * pages
+        self._free = list(range(pages - 1, 0, -1))
+
+    @property
+    def name(self) -> str:
+        return "window" if self.window else "global"
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.total - len(self._free)
+
+    def layer_tensors(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of one of the model's layers, each [pages, page_size, g, D]."""
+        k, v = self.storage[self.layers.index(layer)]
+        return k, v
+
+    def pages_for(self, tokens: int, chunk: int) -> int:
+        """Most pages a sequence of `tokens` tokens holds at once when it is computed at most
+        `chunk` at a time."""
+        pages = -(-tokens // self.page_size)
+        if self.window:
+            # A span of n positions touches at most (n - 2) // page_size + 2 pages.
+            span = self.window - 1 + min(chunk, tokens)
+            pages = min(pages, max(span - 2, 0) // self.page_size + 2)
+        return pages
+
+    def missing(self, slot: int, length: int) -> int:
+        """Pages to allocate before positions below `length` can be written."""
+        return max(-(-length // self.page_size) - int(self.end[slot]), 0)
+
+    def room(self, slot: int) -> int:
+        """Positions the sequence could cover if it took every free page."""
+        return (int(self.end[slot]) + len(self._free)) * self.page_size
+
+    def extend(self, slot: int, length: int) -> None:
+        """Allocate up to position `length`; the caller has checked `missing`."""
+        end = int(self.end[slot])
+        for index in range(end, end + self.missing(slot, length)):
+            page = self._free.pop()
+            self.references[page] = 1
+            self.table[slot, index] = page
+            self.end[slot] = index + 1
+
+    def trim(self, slot: int, q_start: int) -> None:
+        """Free the pages that no query at or after position q_start can see."""
+        if not self.window:
+            return
+        first = int(self.first[slot])
+        target = (q_start - (self.window - 1)) // self.page_size
+        if target <= first:
+            return
+        target = min(target, int(self.end[slot]))
+        self._drop(slot, first, target)
+        self.first[slot] = target
+
+    def release(self, slot: int) -> None:
+        """Free everything the sequence holds."""
+        self._drop(slot, int(self.first[slot]), int(self.end[slot]))
+        self.first[slot] = self.end[slot] = 0
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Let slot `target` continue from the first `length` positions of `source`.
+
+        Full pages are shared. A partial last page is copied, because both will write to it; the
+        caller has checked that one page is free.
+        """
+        first, full = int(self.first[source]), length // self.page_size
+        for index in range(first, full):
+            page = int(self.table[source, index])
+            self.references[page] += 1
+            self.table[target, index] = page
+        self.first[target] = first
+        self.end[target] = full
+        if length % self.page_size:
+            self.extend(target, length)
+            copied, own = int(self.table[source, full]), int(self.table[target, full])
+            self.storage[:, :, own] = self.storage[:, :, copied]
+
+    def _drop(self, slot: int, first: int, end: int) -> None:
+        for page in self.table[slot, first:end].tolist():
+            self.references[page] -= 1
+            if self.references[page] == 0:
+                self._free.append(page)
+        self.table[slot, first:end] = 0
+
+    def batch_table(self, slots: NDArray) -> NDArray:
+        """Page tables of a batch, int32 [B, P], each row from its first live page on."""
+        first, end = self.first[slots], self.end[slots]
+        columns = max(int((end - first).max(initial=0)), 1)
+        if not self.window:
+            return self.table[slots, :columns]
+        index = first[:, None] + np.arange(columns, dtype=np.int32)
+        in_table = np.minimum(index, self.table.shape[1] - 1)
+        return np.where(index < end[:, None], self.table[slots[:, None], in_table], 0)
+
+    def write_slots(self, slots: NDArray, positions: NDArray) -> NDArray:
+        """Flat write slot of each token, int64 [T], from its sequence slot and position, both
+        [T]."""
+        page, offset = np.divmod(positions, self.page_size)
+        return self.table[slots, page].astype(np.int64) * self.page_size + offset

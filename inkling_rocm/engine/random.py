@@ -1,0 +1,52 @@
+"""Counter-based randomness: a number is a hash of what it is for, not of what was drawn before.
+
+A sampled token is a function of (seed, position, logits), so it does not depend on the batch, on
+preemption or on the order of requests. The mixing function is splitmix64's finaliser (Steele, Lea,
+Flood 2014), computed in int64, whose products wrap like uint64's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix(value: int) -> int:
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _MIX[0]) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX[1]) & _MASK
+    return value ^ (value >> 31)
+
+
+def row_key(seed: int, position: int) -> int:
+    """The key of one token of one sequence, as a signed 64-bit number."""
+    return _signed(_mix(_mix(seed + _STEP) + (position + 1) * _STEP))
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: int64's own is arithmetic."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def gumbel(keys_n: Tensor, counters_nm: Tensor, *, stream: int) -> Tensor:
+    """Standard Gumbel numbers, one for each counter.
+
+    Args:    keys_n: int64 [n], row keys. counters_nm: int64 [n, m] or [m]. stream: separates uses
+                 of the same key.
+    Returns: float64 [n, m]; each is a function of its row's key, its counter and stream alone.
+    """
+    x = (counters_nm + 1) * _signed(_STEP) + (keys_n[:, None] ^ _signed(_mix(stream)))
+    for bits, factor in ((30, _MIX[0]), (27, _MIX[1])):
+        x = (x ^ _shift_right(x, bits)) * _signed(factor)
+    x = x ^ _shift_right(x, 31)
+    uniform = (_shift_right(x, 11).to(torch.float64) + 0.5) * 2.0**-53
+    return -torch.log(-torch.log(uniform))

@@ -1,0 +1,81 @@
+"""Convolution rings: `state[slot, p % R]` holds the raw input of position p.
+
+A slot is taken when a sequence starts to run and given back when it stops. Nothing is cleared in
+between: a reader trusts only the `history` rows before its chunk, which its own sequence wrote.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inkling_rocm.config import TextConfig
+from inkling_rocm.host import CONV_STREAMS, ConvStream
+
+
+def ring_channels(text: TextConfig, layer: int, stream: ConvStream) -> int:
+    """C of one ring (one rank)."""
+    attention = text.attention(layer)
+    if stream in ("k", "v"):
+        return attention.num_kv_heads * attention.head_dim
+    return text.hidden_size
+
+
+class ConvRings:
+    """The rings of every layer and stream.
+
+    Args:
+        slots: ring slots, slot 0 (the dummy) included.
+        draft_tokens: most tokens of a forward that may be rolled back; rings hold
+            conv_taps - 1 + draft_tokens rows.
+    """
+
+    def __init__(
+        self,
+        text: TextConfig,
+        *,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        draft_tokens: int = 0,
+    ):
+        self.total = slots - 1
+        self.rows = max(text.conv_taps - 1 + draft_tokens, 1)
+        self._free = list(range(slots - 1, 0, -1))
+        by_channels: dict[int, list[tuple[int, ConvStream]]] = {}
+        for layer in range(text.num_layers):
+            for stream in CONV_STREAMS:
+                channels = ring_channels(text, layer, stream)
+                by_channels.setdefault(channels, []).append((layer, stream))
+        # Rings of equal width share one tensor, so that a fork is one copy for each width.
+        self._storage: list[Tensor] = []
+        self._rings: dict[tuple[int, ConvStream], Tensor] = {}
+        for channels, keys in by_channels.items():
+            shape = (len(keys), slots, self.rows, channels)
+            storage = torch.zeros(shape, dtype=dtype, device=device)
+            self._storage.append(storage)
+            self._rings.update(zip(keys, storage.unbind(0), strict=True))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.total - len(self._free)
+
+    def state(self, layer: int, stream: ConvStream) -> Tensor:
+        """The ring of one layer and stream, [slots, R, C]."""
+        return self._rings[layer, stream]
+
+    def take(self) -> int:
+        """A free slot; the caller has checked that there is one."""
+        return self._free.pop()
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def fork(self, source: int, target: int) -> None:
+        """Copy every ring of a slot."""
+        for storage in self._storage:
+            storage[:, target] = storage[:, source]

@@ -1,0 +1,208 @@
+"""From logits to tokens, all rows of a step together.
+
+Every row's result is a function of its own logits, parameters, seed and position: nothing is drawn
+from a shared generator, and no reduction runs across rows.
+
+Random rows use the Gumbel-max trick with hashed noise (engine/random.py). A single uniform and the
+inverse CDF would be cheaper still, but over 200k nearly equal probabilities a rounding error of
+1e-7 in the logits moves every later border of the CDF and so the token; the arg-max changes only
+when two perturbed logits nearly tie. Without top-k or top-p the choice is made in two levels (which
+block of BLOCK tokens, by its log-sum-exp; which token in it), which draws from the same
+distribution with V / BLOCK + BLOCK numbers instead of V.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inkling_rocm.engine.logit_edits import LogitEdits, apply_edits
+from inkling_rocm.engine.random import gumbel, row_key
+from inkling_rocm.engine.request import SamplingParams
+
+BLOCK = 128
+CANDIDATES = 128  # top-k and top-p look at this many before they sort the whole vocabulary
+GREEDY_BELOW = 1e-6  # temperatures under this are greedy, as in SGLang
+_BLOCK_STREAM, _TOKEN_STREAM = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One token to draw: position is the absolute position the token will have."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+    edits: LogitEdits
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature < GREEDY_BELOW or self.params.top_k == 1
+
+
+def sample(logits_nV: Tensor, rows: Sequence[SampleRow], *, keep_logits: bool) -> list[int | None]:
+    """Draw one token a row.
+
+    Args:
+        logits_nV: fp32 [n, V], the model's.
+        keep_logits: logits_nV must survive (log probabilities are still to be taken from it).
+    Returns: token ids; None where the row has no finite logit left (a NaN from the model, or masks
+        that exclude each other).
+    """
+    edits = [(i, row.edits) for i, row in enumerate(rows) if row.edits.active]
+    if edits:
+        logits_nV = logits_nV.clone() if keep_logits else logits_nV
+        apply_edits(logits_nV, edits)
+    drawn = [i for i, row in enumerate(rows) if not row.greedy]
+    if len(drawn) == len(rows):
+        return _draw(logits_nV, rows)
+    if not drawn:
+        return _greedy(logits_nV)
+    tokens = _greedy(logits_nV)
+    for i, token in zip(drawn, _draw(logits_nV[drawn], [rows[i] for i in drawn]), strict=True):
+        tokens[i] = token
+    return tokens
+
+
+def _greedy(logits_nV: Tensor) -> list[int | None]:
+    if logits_nV.device.type == "cpu":
+        # numpy's arg-max is vectorised, torch's is not: 0.5 ms against 4.4 ms for [16, 200058].
+        ids = torch.from_numpy(logits_nV.numpy().argmax(axis=1))
+    else:
+        ids = logits_nV.argmax(-1)
+    best = logits_nV.gather(1, ids[:, None])[:, 0]
+    return _checked(ids, best)
+
+
+def _checked(ids_n: Tensor, best_n: Tensor) -> list[int | None]:
+    finite = torch.isfinite(best_n).tolist()
+    return [token if ok else None for token, ok in zip(ids_n.tolist(), finite, strict=True)]
+
+
+def _draw(logits_nV: Tensor, rows: Sequence[SampleRow]) -> list[int | None]:
+    """Random rows: scale, cut, choose."""
+    device = logits_nV.device
+    keys_n = torch.tensor([row_key(r.seed, r.position) for r in rows], device=device)
+    temperature = torch.tensor([r.params.temperature for r in rows], device=device)
+    scaled_nbx = _in_blocks(logits_nV, temperature)
+    cut = [i for i, r in enumerate(rows) if r.params.top_k > 0 or r.params.top_p < 1.0]
+    tokens: list[int | None] = [None] * len(rows)
+    whole = [i for i in range(len(rows)) if i not in cut]
+    if whole:
+        some = scaled_nbx if not cut else scaled_nbx[whole]
+        chosen = _draw_whole(some, keys_n[whole], [rows[i].params for i in whole])
+        for i, token in zip(whole, chosen, strict=True):
+            tokens[i] = token
+    if cut:
+        some = scaled_nbx if not whole else scaled_nbx[cut]
+        chosen = _draw_cut(some, keys_n[cut], [rows[i].params for i in cut])
+        for i, token in zip(cut, chosen, strict=True):
+            tokens[i] = token
+    return tokens
+
+
+def _in_blocks(logits_nV: Tensor, temperature_n: Tensor) -> Tensor:
+    """Logits over temperature as [n, blocks, BLOCK], the rest of the last block -inf."""
+    n, V = logits_nV.shape
+    padded = -(-V // BLOCK) * BLOCK
+    scaled = torch.empty(n, padded, dtype=torch.float32, device=logits_nV.device)
+    torch.div(logits_nV, temperature_n[:, None], out=scaled[:, :V])
+    scaled[:, V:] = float("-inf")
+    return scaled.view(n, -1, BLOCK)
+
+
+def _block_logsumexp(x_nbx: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum and log-sum-exp of every block, [n, blocks] each; -inf for empty blocks."""
+    most = x_nbx.amax(-1)
+    shift = most.clamp(min=torch.finfo(torch.float32).min)
+    return most, shift + (x_nbx - shift[..., None]).exp_().sum(-1).log()
+
+
+def _min_p_floor(best_n: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Lowest scaled logit that min_p leaves, [n]."""
+    log_min_p = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
+    return best_n + torch.tensor(log_min_p, device=best_n.device)
+
+
+def _draw_whole(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -> list:
+    """Sample rows without top-k and top-p, in two levels."""
+    n, blocks, _ = x_nbx.shape
+    if any(p.min_p > 0 for p in params):
+        floor_n = _min_p_floor(x_nbx.amax((1, 2)), params)
+        x_nbx = x_nbx.masked_fill(x_nbx < floor_n[:, None, None], float("-inf"))
+    _, block_lse = _block_logsumexp(x_nbx)
+    counter = torch.arange(blocks, device=x_nbx.device)
+    noisy = block_lse.double() + gumbel(keys_n, counter, stream=_BLOCK_STREAM)
+    block_n = noisy.argmax(-1)
+    first_n = block_n * BLOCK
+    inner = x_nbx[torch.arange(n, device=x_nbx.device), block_n]
+    counter = first_n[:, None] + torch.arange(BLOCK, device=x_nbx.device)
+    noisy = inner.double() + gumbel(keys_n, counter, stream=_TOKEN_STREAM)
+    best, offset = noisy.max(-1)
+    return _checked(first_n + offset, best)
+
+
+def _draw_cut(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -> list:
+    """Sample rows with top-k or top-p: keep the head of the sorted distribution.
+
+    A row's head lies in the CANDIDATES blocks with the largest maxima. Rows whose head is longer
+    than CANDIDATES are sorted completely.
+    """
+    device = x_nbx.device
+    n, blocks, _ = x_nbx.shape
+    vocabulary = blocks * BLOCK
+    block_max, block_lse = _block_logsumexp(x_nbx)
+    top_blocks = block_max.topk(min(CANDIDATES, blocks), dim=-1).indices
+    candidates = x_nbx.gather(1, top_blocks[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    values, at = candidates.topk(min(CANDIDATES, candidates.shape[1]), dim=-1)
+    ids = top_blocks.gather(1, at // BLOCK) * BLOCK + at % BLOCK
+
+    top_k = torch.tensor([p.top_k if p.top_k > 0 else vocabulary for p in params], device=device)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
+    total = block_lse.double().logsumexp(-1)
+    mass = (values.double() - total[:, None]).exp().sum(-1)
+    enough = (top_k <= values.shape[1]) | ((top_k >= vocabulary) & (mass >= top_p))
+    partial = enough.nonzero()[:, 0]
+    tokens: list = [None] * n
+    groups = [(partial, values[partial], ids[partial], total[partial])]
+    for i in (~enough).nonzero()[:, 0].tolist():
+        row, row_ids = x_nbx[i].flatten().sort(descending=True, stable=True)
+        groups.append(
+            (torch.tensor([i], device=device), row[None], row_ids[None], total[i : i + 1])
+        )
+    for rows, row_values, row_ids, row_total in groups:
+        if len(rows) == 0:
+            continue
+        some = [params[i] for i in rows.tolist()]
+        kept = _keep_head(row_values, row_total, top_k[rows], top_p[rows], vocabulary, some)
+        noisy = kept.double() + gumbel(keys_n[rows], row_ids, stream=_TOKEN_STREAM)
+        best, at = noisy.max(-1)
+        chosen = _checked(row_ids.gather(1, at[:, None])[:, 0], best)
+        for i, token in zip(rows.tolist(), chosen, strict=True):
+            tokens[i] = token
+    return tokens
+
+
+def _keep_head(
+    values_nm: Tensor,
+    total_n: Tensor,
+    top_k_n: Tensor,
+    top_p_n: Tensor,
+    vocabulary: int,
+    params: Sequence[SamplingParams],
+) -> Tensor:
+    """Descending values with everything outside top-k, then top-p (of what top-k left), then min_p
+    set to -inf. total_n: log-sum-exp of the whole rows."""
+    rank = torch.arange(values_nm.shape[1], device=values_nm.device)
+    values_nm = values_nm.masked_fill(rank >= top_k_n[:, None], float("-inf"))
+    limited = top_k_n < vocabulary
+    total_n = torch.where(limited, values_nm.double().logsumexp(-1), total_n)
+    probs = (values_nm.double() - total_n[:, None]).exp()
+    before = probs.cumsum(-1) - probs
+    outside = (before >= top_p_n[:, None]) & (rank > 0)
+    outside |= values_nm < _min_p_floor(values_nm[:, 0], params)[:, None]
+    return values_nm.masked_fill(outside, float("-inf"))

@@ -1,0 +1,204 @@
+"""Which tokens run next: continuous batching over page pools that may run out.
+
+Every step computes one token of each decoding sequence and, on top, at most `chunk_tokens` prompt
+tokens. Rules:
+
+- Sequences are admitted in order of arrival, preempted ones first; nothing overtakes a waiting
+  request.
+- Of the prompt budget the oldest running prefill is sure of half; the rest goes to the others,
+  those with the least left first, and what they do not use goes back to the oldest. So a short
+  prompt does not wait behind a long one, and the longest advances in every step.
+- When pages run out the youngest running sequence gives up its pages and slot and is computed
+  again later (its tokens are kept, so its output does not change). The oldest always advances:
+  every request fits into the empty pools, which is checked when it is submitted.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+
+from inkling_rocm.engine.pages import PagePool
+from inkling_rocm.engine.rings import ConvRings
+from inkling_rocm.engine.sequence import Request, Sequence
+
+
+def _by_order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+class Scheduler:
+    """Owns the sequences and decides on pools and slots.
+
+    Args:
+        chunk_tokens: most prompt tokens a step. max_running: most sequences in a batch.
+    """
+
+    def __init__(
+        self, pools: tuple[PagePool, ...], rings: ConvRings, *, chunk_tokens: int, max_running: int
+    ):
+        self.pools = pools
+        self.rings = rings
+        self.chunk_tokens = chunk_tokens
+        self.max_running = max_running
+        self.waiting: deque[Sequence] = deque()
+        self.preempted: list[Sequence] = []  # in order of arrival
+        self.running: list[Sequence] = []  # in order of arrival
+        self.preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request: its first continuation computes the prompt, the others wait for it."""
+        first, *siblings = request.sequences
+        first.siblings = siblings
+        self.waiting.append(first)
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.preempted or self.running)
+
+    def schedule(self) -> list[tuple[Sequence, int]]:
+        """The next batch: sequences and how many of their tokens to compute. Pages are
+        allocated."""
+        self._admit()
+        batch = self._decodes()
+        self._add_prefills(batch)
+        return batch
+
+    def release(self, sequence: Sequence) -> None:
+        """Free what a sequence holds and forget it, whatever it was doing."""
+        if sequence.slot:
+            self._vacate(sequence)
+        elif sequence in self.preempted:
+            self.preempted.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def fork(self, parent: Sequence) -> None:
+        """Start the siblings of a sequence whose prompt has just been computed. Their tokens may
+        already hold their first sampled one."""
+        length = parent.computed
+        for child in parent.siblings:
+            if child.finished:
+                continue
+            if self._can_fork(length):
+                child.slot = self.rings.take()
+                self.rings.fork(parent.slot, child.slot)
+                for pool in self.pools:
+                    pool.fork(parent.slot, child.slot, length)
+                child.computed = length
+                insort(self.running, child, key=_by_order)
+            else:
+                insort(self.preempted, child, key=_by_order)
+        parent.siblings = []
+
+    def _can_fork(self, length: int) -> bool:
+        return (
+            len(self.running) < self.max_running
+            and self.rings.free > 0
+            and all(pool.free > 0 or length % pool.page_size == 0 for pool in self.pools)
+        )
+
+    def _admit(self) -> None:
+        while len(self.running) < self.max_running and self.rings.free:
+            queue = self.preempted or self.waiting
+            if not queue or not self._fits(queue[0]):
+                return
+            sequence = queue[0]
+            if queue is self.preempted:
+                self.preempted.pop(0)
+            else:
+                self.waiting.popleft()
+            sequence.slot = self.rings.take()
+            sequence.computed = 0
+            insort(self.running, sequence, key=_by_order)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether the whole of a sequence can be computed beside what already runs, with a page
+        left over for each running sequence so that it is not preempted at once."""
+        if not self.running:
+            return True
+        for pool in self.pools:
+            promised = sum(
+                min(pool.missing(s.slot, len(s.tokens)), self._pages(pool, len(s.tokens)))
+                for s in self.running
+                if s.remaining > 1
+            )
+            wanted = self._pages(pool, len(sequence.tokens)) + len(self.running)
+            if pool.free - promised < wanted:
+                return False
+        return True
+
+    def _pages(self, pool: PagePool, tokens: int) -> int:
+        return pool.pages_for(tokens, self.chunk_tokens)
+
+    def _decodes(self) -> list[tuple[Sequence, int]]:
+        batch = []
+        for sequence in list(self.running):
+            if not sequence.slot or sequence.remaining != 1:
+                continue
+            while sequence.slot and not self._grow(sequence, 1):
+                self._preempt(self.running[-1])
+            if sequence.slot:
+                batch.append((sequence, 1))
+        return batch
+
+    def _add_prefills(self, batch: list[tuple[Sequence, int]]) -> None:
+        prefills = [s for s in self.running if s.remaining > 1]
+        for sequence, tokens in self._share(prefills):
+            room = min(self._room(sequence), tokens)
+            if room > 0 and self._grow(sequence, room):
+                batch.append((sequence, room))
+        while not batch and prefills:
+            # Only prefills run and they hold all pages: the youngest makes room for the oldest.
+            self._preempt(self.running[-1])
+            room = min(self._room(prefills[0]), prefills[0].remaining, self.chunk_tokens)
+            if prefills[0].slot and room > 0 and self._grow(prefills[0], room):
+                batch.append((prefills[0], room))
+
+    def _share(self, prefills: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """The prompt budget's division, the oldest first."""
+        if not prefills:
+            return []
+        oldest, *others = prefills
+        left = self.chunk_tokens
+        sure = min(oldest.remaining, left - left // 2)
+        shares = []
+        left -= sure
+        for sequence in sorted(others, key=lambda s: s.remaining):
+            take = min(sequence.remaining, left)
+            if take:
+                shares.append((sequence, take))
+                left -= take
+        return [(oldest, min(oldest.remaining, sure + left)), *shares]
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that could be computed with the free pages."""
+        for pool in self.pools:
+            pool.trim(sequence.slot, sequence.computed)
+        return min(pool.room(sequence.slot) for pool in self.pools) - sequence.computed
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Allocate pages for the next tokens of a sequence, in all pools or in none."""
+        slot, length = sequence.slot, sequence.computed + tokens
+        for pool in self.pools:
+            pool.trim(slot, sequence.computed)
+        if any(pool.missing(slot, length) > pool.free for pool in self.pools):
+            return False
+        for pool in self.pools:
+            pool.extend(slot, length)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        assert len(self.running) > 1, (
+            f"{sequence.request.rid}: alone and out of pages; submit lets only fitting requests in"
+        )
+        self._vacate(sequence)
+        insort(self.preempted, sequence, key=_by_order)
+        self.preemptions += 1
+
+    def _vacate(self, sequence: Sequence) -> None:
+        for pool in self.pools:
+            pool.release(sequence.slot)
+        self.rings.give_back(sequence.slot)
+        sequence.slot = sequence.computed = 0
+        self.running.remove(sequence)

@@ -1,0 +1,164 @@
+"""One continuation of a request: its tokens, what is computed of them, its output so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from inkling_rocm.engine.constraint import Constraint
+from inkling_rocm.engine.detokenizer import Detokenizer, StopStrings
+from inkling_rocm.engine.handle import RequestHandle
+from inkling_rocm.engine.logit_edits import LogitEdits
+from inkling_rocm.engine.request import FinishReason, SamplingParams, TokenLogprob, Update
+from inkling_rocm.engine.tokenizer import Tokenizer
+
+
+@dataclass(eq=False, kw_only=True)
+class Request:
+    """A submitted request.
+
+    Attributes:
+        order: arrival number. seed: of continuation 0.
+        logprobs: alternatives a generated token, None = no log probabilities.
+        prompt_logprobs: alternatives are `logprobs` too. stop_ids: every id that ends the output.
+        stream: send updates as they come, not only when a continuation ends.
+        constraint: fresh state of the grammar.
+        wants_logits: keep the fp32 logits of the prompt in prompt_logits and generate nothing.
+    """
+
+    rid: str
+    order: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    handle: RequestHandle
+    stop_ids: frozenset[int]
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    stream: bool = True
+    constraint: Constraint | None = None
+    wants_logits: bool = False
+    submitted: float = field(default_factory=time.perf_counter)
+    scored: list[TokenLogprob] = field(default_factory=list)
+    prompt_logits: list[Tensor] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+
+
+class Sequence:
+    """One continuation.
+
+    Attributes:
+        tokens: prompt and generated ids. computed: how many of them have K/V in the pools.
+        slot: sequence slot while running, else 0.
+        siblings: continuations that start from this one's prompt once it is computed.
+        finished: why it ended, None while it has not. retired: its end was reported.
+    """
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None):
+        params = request.params
+        self.request = request
+        self.index = index
+        self.order = (request.order, index)
+        self.seed = request.seed + index
+        self.tokens = list(request.prompt_ids)
+        self.prompt_len = len(self.tokens)
+        self.computed = 0
+        self.slot = 0
+        self.siblings: list[Sequence] = []
+        self.finished: FinishReason | None = None
+        self.retired = False
+        self.last_token_time = 0.0
+        self.constraint = None if request.constraint is None else request.constraint.copy()
+        self.edits = LogitEdits(
+            params, request.prompt_ids, sorted(request.stop_ids), self.constraint
+        )
+        self._detokenizer = None
+        if tokenizer is not None:
+            skip = params.skip_special_tokens
+            self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+        self._stop_strings = StopStrings(params.stop, keep_match=params.no_stop_trim)
+        self._matched: int | str | None = None
+        self._error: str | None = None
+        self._reported = False
+        self._new_ids: list[int] = []
+        self._new_text: list[str] = []
+        self._new_logprobs: list[TokenLogprob] = []
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    def add(self, token: int, logprob: TokenLogprob | None) -> None:
+        """Append a sampled token and find out whether it is the last."""
+        params = self.request.params
+        self.tokens.append(token)
+        self._new_ids.append(token)
+        if logprob is not None:
+            self._new_logprobs.append(logprob)
+        self.edits.add(token)
+        if token in self.request.stop_ids:
+            self._add_text(token if params.no_stop_trim else None)
+            if self.finished is None:
+                self.finish("stop", matched=token)
+            return
+        self._add_text(token)
+        if self.finished is not None:
+            return
+        if self.constraint is not None and (fault := self.constraint.add(token)):
+            self.finish("error", error=fault)
+        elif self.generated >= params.max_new_tokens:
+            self.finish("length")
+
+    def finish(
+        self,
+        reason: FinishReason,
+        *,
+        matched: int | str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """End the continuation; text that was held back becomes final unless a stop string
+        matched."""
+        self.finished, self._matched, self._error = reason, matched, error
+        if self._detokenizer is not None and not isinstance(matched, str):
+            text, stop = self._stop_strings.add(self._detokenizer.finish())
+            self._new_text.append(text)
+            if stop is None:
+                self._new_text.append(self._stop_strings.finish())
+
+    def _add_text(self, token: int | None) -> None:
+        if self._detokenizer is None or token is None:
+            return
+        text = self._detokenizer.add(token)
+        if self.generated < self.request.params.min_new_tokens:
+            self._new_text.append(text)
+            return
+        text, stop = self._stop_strings.add(text)
+        if text:
+            self._new_text.append(text)
+        if stop is not None:
+            self.finish("stop", matched=stop)
+
+    def take_update(self) -> Update:
+        """What is new since the last call."""
+        update = Update(
+            index=self.index,
+            token_ids=tuple(self._new_ids),
+            text="".join(self._new_text),
+            logprobs=tuple(self._new_logprobs),
+            prompt_logprobs=() if self._reported else tuple(self.request.scored),
+            finish_reason=self.finished,
+            matched_stop=self._matched,
+            error=self._error,
+            prompt_tokens=self.prompt_len,
+            completion_tokens=self.generated,
+        )
+        self._reported = True
+        self._new_ids, self._new_text, self._new_logprobs = [], [], []
+        return update

@@ -1,0 +1,248 @@
+"""`generate` in SGLang's form: dictionaries in, dictionaries out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from inkling_rocm.engine.handle import RequestHandle
+from inkling_rocm.engine.request import RequestError, SamplingParams, TokenLogprob, Update
+
+if TYPE_CHECKING:
+    from inkling_rocm.engine.engine import Engine
+
+# SGLang's spelling where it is not ours.
+ALIASES = {"sampling_seed": "seed", "ebnf": "grammar"}
+FIELDS = frozenset(field.name for field in fields(SamplingParams))
+
+
+def sampling_params_from(given: Mapping[str, Any] | SamplingParams | None) -> SamplingParams:
+    """SamplingParams of SGLang's dictionary.
+
+    Raises: RequestError: an unknown name.
+    """
+    if given is None:
+        return SamplingParams()
+    if isinstance(given, SamplingParams):
+        return given
+    values = {ALIASES.get(name, name): value for name, value in given.items() if value is not None}
+    unknown = sorted(set(values) - FIELDS)
+    if unknown:
+        raise RequestError(
+            f"sampling parameter {unknown[0]!r} is not known; known: {', '.join(sorted(FIELDS))}",
+            param=unknown[0],
+        )
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    for name in ("stop", "stop_token_ids", "constraint_start_ids"):
+        if name in values:
+            values[name] = tuple(values[name])
+    if "logit_bias" in values:
+        values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
+    return SamplingParams(**values)
+
+
+class _Output:
+    """Everything one continuation has produced, as SGLang's dictionary."""
+
+    def __init__(self, generation: Generation, handle: RequestHandle, index: int):
+        self.generation = generation
+        self.handle = handle
+        self.index = index
+        self.text: list[str] = []
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.started = time.perf_counter()
+        self.last: Update | None = None
+
+    def add(self, update: Update) -> None:
+        if update.finish_reason == "error":
+            raise RuntimeError(f"request {self.handle.rid} failed: {update.error}")
+        self.text.append(update.text)
+        self.ids += update.token_ids
+        self.logprobs += update.logprobs
+        self.prompt_logprobs += update.prompt_logprobs
+        self.last = update
+
+    def as_dict(self) -> dict[str, Any]:
+        update, generation = self.last, self.generation
+        assert update is not None
+        meta: dict[str, Any] = {
+            "id": self.handle.rid,
+            "finish_reason": self._finish_reason(update),
+            "prompt_tokens": update.prompt_tokens,
+            "completion_tokens": update.completion_tokens,
+            "cached_tokens": update.cached_tokens,
+            "e2e_latency": time.perf_counter() - self.started,
+        }
+        if generation.return_logprob:
+            start = generation.logprob_start_len
+            prompt = self.prompt_logprobs[start:] if start >= 0 else []
+            meta["input_token_logprobs"] = [self._triple(x) for x in prompt]
+            meta["output_token_logprobs"] = [self._triple(x) for x in self.logprobs]
+            if generation.top_logprobs_num:
+                meta["input_top_logprobs"] = [self._top(x) for x in prompt]
+                meta["output_top_logprobs"] = [self._top(x) for x in self.logprobs]
+        return {"text": "".join(self.text), "output_ids": list(self.ids), "meta_info": meta}
+
+    @staticmethod
+    def _finish_reason(update: Update) -> dict[str, Any] | None:
+        reason = update.finish_reason
+        if reason is None:
+            return None
+        if reason == "stop":
+            return {"type": "stop", "matched": update.matched_stop}
+        if reason == "length":
+            return {"type": "length", "length": update.completion_tokens}
+        return {"type": reason, "message": update.error or "aborted"}
+
+    @staticmethod
+    def _triple(entry: TokenLogprob) -> tuple[float | None, int, None]:
+        return (entry.logprob, entry.token_id, None)
+
+    @staticmethod
+    def _top(entry: TokenLogprob) -> list[tuple[float, int, None]] | None:
+        if entry.logprob is None:
+            return None
+        return [(logprob, token, None) for token, logprob in entry.top]
+
+
+class Generation:
+    """One call of `generate`: its requests, submitted; arguments as there."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: str | list[str] | None,
+        sampling_params: Any,
+        input_ids: list[int] | list[list[int]] | None,
+        *,
+        return_logprob: bool,
+        logprob_start_len: int,
+        top_logprobs_num: int,
+        stream: bool,
+        rid: str | list[str] | None,
+    ):
+        self.return_logprob = return_logprob
+        self.logprob_start_len = logprob_start_len
+        self.top_logprobs_num = top_logprobs_num
+        prompts, self._is_list = _prompts(engine, prompt, input_ids)
+        params = _for_each(sampling_params, len(prompts), "sampling_params")
+        rids = _for_each(rid, len(prompts), "rid")
+        self._outputs: list[list[_Output]] = []
+        self._handles: list[RequestHandle] = []
+        try:
+            for ids, given, name in zip(prompts, params, rids, strict=True):
+                parsed = sampling_params_from(given)
+                handle = engine.submit(
+                    ids,
+                    parsed,
+                    logprobs=top_logprobs_num if return_logprob else None,
+                    prompt_logprobs=return_logprob and logprob_start_len >= 0,
+                    rid=name,
+                    stream=stream,
+                )
+                self._handles.append(handle)
+                self._outputs.append([_Output(self, handle, i) for i in range(parsed.n)])
+        except RequestError:
+            self._abort()
+            raise
+        self._is_list |= any(len(outputs) > 1 for outputs in self._outputs)
+
+    def result(self) -> dict | list[dict]:
+        """Wait for everything."""
+        try:
+            for handle, outputs in zip(self._handles, self._outputs, strict=True):
+                for update in handle:
+                    outputs[update.index].add(update)
+        except BaseException:
+            self._abort()
+            raise
+        return self._collected()
+
+    async def aresult(self) -> dict | list[dict]:
+        """`result` for asyncio; cancelling it aborts the requests."""
+        try:
+            for handle, outputs in zip(self._handles, self._outputs, strict=True):
+                async for update in handle:
+                    outputs[update.index].add(update)
+        except BaseException:
+            self._abort()
+            raise
+        return self._collected()
+
+    def iterate(self) -> Iterator[dict]:
+        """Dictionaries with everything so far, as updates come; closing the iterator aborts."""
+        try:
+            active = list(range(len(self._handles)))
+            while active:
+                for i in list(active):
+                    update = next(self._handles[i], None)
+                    if update is None:
+                        active.remove(i)
+                    else:
+                        yield self._partial(i, update)
+        finally:
+            self._abort()
+
+    async def aiterate(self) -> AsyncIterator[dict]:
+        """`iterate` for asyncio."""
+        try:
+            active = list(range(len(self._handles)))
+            while active:
+                for i in list(active):
+                    try:
+                        update = await anext(self._handles[i])
+                    except StopAsyncIteration:
+                        active.remove(i)
+                    else:
+                        yield self._partial(i, update)
+        finally:
+            self._abort()
+
+    def _partial(self, request: int, update: Update) -> dict:
+        output = self._outputs[request][update.index]
+        output.add(update)
+        result = output.as_dict()
+        if self._is_list:
+            before = sum(len(outputs) for outputs in self._outputs[:request])
+            result["index"] = before + update.index
+        return result
+
+    def _collected(self) -> dict | list[dict]:
+        results = [output.as_dict() for outputs in self._outputs for output in outputs]
+        return results if self._is_list else results[0]
+
+    def _abort(self) -> None:
+        """Abort what has not ended; aborting the others is harmless."""
+        for handle in self._handles:
+            if not handle.ended:
+                handle.abort()
+
+
+def _prompts(engine: Engine, prompt: Any, input_ids: Any) -> tuple[list[list[int]], bool]:
+    """Token ids of every prompt, and whether the caller gave a list of them."""
+    if (prompt is None) == (input_ids is None):
+        raise RequestError("give exactly one of prompt and input_ids", param="prompt")
+    if prompt is not None:
+        if engine.tokenizer is None:
+            raise RequestError(
+                "prompt needs a tokenizer, and skip_tokenizer_init leaves none: give input_ids",
+                param="prompt",
+            )
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        return [engine.tokenizer.encode(text) for text in texts], not isinstance(prompt, str)
+    nested = len(input_ids) > 0 and not isinstance(input_ids[0], int)
+    return (list(input_ids), True) if nested else ([list(input_ids)], False)
+
+
+def _for_each(value: Any, count: int, name: str) -> list:
+    """A list argument as it is, anything else repeated."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{name}: {len(value)} given for {count} prompts", param=name)
+    return value
