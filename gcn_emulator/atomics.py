@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gcn_emulator.access import Lanes, compress, vgpr_address, write_loaded
+from gcn_emulator.access import Address, Lanes, compress, vgpr_address, write_loaded
 from gcn_emulator.formats import F16, F32, F64, I32, I64, U32, U64, EmuError, packed_bf16_add
 from gcn_emulator.operands import Operand
 from gcn_emulator.parser import Instruction
-from gcn_emulator.wave import MemoryOp, Wave
+from gcn_emulator.pending import MemoryOp
+from gcn_emulator.wave import Wave
 
 ATOMIC_KINDS = {
     "u32": U32, "i32": I32, "b32": U32, "f32": F32,
@@ -57,33 +58,36 @@ def _atomic_update(cell: np.ndarray, name: str, kind: Any, x: np.ndarray) -> np.
 
 def atomic_op(
     counter: str,
-    address: Callable[[Wave], tuple[np.ndarray, Lanes | None]],
+    address: Address,
     cell: Callable[[Wave, int, int], np.ndarray],
     spec: tuple[str, Any],
     data_regs: list[int],
     dst: int | None,
 ) -> MemoryOp:
-    """Shared body of LDS, global and buffer atomics; lanes are served in ascending order."""
+    """Shared body of LDS, global and buffer atomics; lanes are served in ascending order.
+
+    `address` gives int64[lanes], or [2, lanes] with the bytes left in the buffer in the second row.
+    """
     name, kind = spec
     words = np.dtype(kind).itemsize // 4
 
-    def prepare(w: Wave) -> Any:
-        where, mask = address(w)
-        return where, mask, compress(w.vgprs[data_regs], mask)
+    def prepare(w: Wave) -> tuple[Any, ...]:
+        return address(w), w.vgprs[data_regs]
 
-    def complete(w: Wave, captured: Any) -> None:
-        where, mask, data = captured
+    def complete(w: Wave, captured: tuple[Any, ...], mask: Lanes | None) -> None:
+        where, data = captured
+        if where.ndim == 2:
+            inside = where[1] >= 4 * words
+            where, mask = where[0], inside if mask is None else inside & mask
+        where, data = compress(where, mask), compress(data, mask)
         old = np.zeros((words, len(where)), U32)
         for lane, location in enumerate(where.tolist()):
-            target = cell(w, location, 4 * words)
             x = np.ascontiguousarray(data[:, lane])
-            old[:, lane] = _atomic_update(target, name, kind, x)
+            old[:, lane] = _atomic_update(cell(w, location, 4 * words), name, kind, x)
         if dst is not None:
-            write_loaded(w, dst, old, mask, "", "", None)
+            write_loaded(w, dst, old, mask)
 
-    if dst is None:
-        return MemoryOp(counter, prepare, complete)
-    return MemoryOp(counter, prepare, complete, "v", dst, words)
+    return MemoryOp(counter, prepare, complete)
 
 
 def global_atomic_spec(name: str) -> tuple[str, Any, int]:
@@ -119,11 +123,6 @@ def lds_atomic(inst: Instruction, match: re.Match[str], ops: list[Operand]) -> M
     data = [reg for s in order for reg in range(s.index, s.index + words)]
 
     def cell(w: Wave, where: int, size: int) -> np.ndarray:
-        if where < 0 or where + size > w.lds.size:
-            raise EmuError(f"LDS atomic at {where} beyond {w.lds.size}")
-        return w.lds.store_.bytes[where : where + size]
+        return w.lds.cell(where, size)
 
-    return atomic_op(
-        "lgkm", lambda w: (compress(address(w), w.active), w.active), cell, spec, data,
-        ops[0].index if returns else None,
-    )  # fmt: skip
+    return atomic_op("lgkm", address, cell, spec, data, ops[0].index if returns else None)

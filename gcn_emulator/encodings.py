@@ -107,13 +107,16 @@ class DppControl:
 
     def fetch(self, w: Wave, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Moved bits and the lanes that may be written (None: all)."""
-        moved = bits[self.index]
+        index = self.index if w.n == 1 else np.tile(self.index, w.n) + w.lane_base
+        moved = bits[index]
         if self.simple and w.active is None:
             return moved, None
-        valid = self.valid if w.active is None else self.valid & w.active[self.index]
+        valid, enabled = np.tile(self.valid, w.n), np.tile(self.enabled, w.n)
+        if w.active is not None:
+            valid = valid & w.active[index]
         if self.zero_fill:
-            return np.where(valid, moved, U32(0)), self.enabled
-        return moved, self.enabled & valid
+            return np.where(valid, moved, U32(0)), enabled
+        return moved, enabled & valid
 
 
 def sdwa_source(inst: Instruction, op: Operand, code: str, position: int) -> Reader:

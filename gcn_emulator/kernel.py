@@ -1,4 +1,4 @@
-"""Launching kernels: decoding, grid, barriers, lazy waits and the LDS race detector."""
+"""Kernels: kernel arguments, the grid, and the interpreter loop."""
 
 from __future__ import annotations
 
@@ -11,142 +11,36 @@ from typing import Any
 import numpy as np
 
 from gcn_emulator.counters import Counters, StaticInfo, static_info
+from gcn_emulator.decode import decode
 from gcn_emulator.formats import F32, F64, MASK64, U8, EmuError
-from gcn_emulator.global_instructions import (
-    decode_buffer,
-    decode_global,
-    decode_scalar_load,
-    decode_scratch,
-)
 from gcn_emulator.lds import LocalMemory
-from gcn_emulator.lds_instructions import decode_lds
 from gcn_emulator.memory import GlobalMemory
-from gcn_emulator.mfma import decode_mfma
-from gcn_emulator.operands import VCC
+from gcn_emulator.operands import AGPR_BASE
 from gcn_emulator.parser import Instruction, Program, parse_program
-from gcn_emulator.scalar_alu import decode_scalar
-from gcn_emulator.vector_alu import decode_vector
-from gcn_emulator.wave import BARRIER, END, Action, MemoryOp, Wave
+from gcn_emulator.pending import MemoryOp
+from gcn_emulator.registers import register_names, register_sets, tainted_results
+from gcn_emulator.wave import BARRIER, END, Action, Split, Wave
+from gcn_emulator.workgroup import PAUSED, run_workgroup
 
-_NO_EFFECT = {
-    "s_nop", "s_setprio", "s_sleep", "s_sethalt", "s_icache_inv", "s_dcache_wb", "s_dcache_inv",
-    "buffer_wbl2", "buffer_inv", "s_code_end", "s_ttracedata", "s_sched_barrier",
-}  # fmt: skip
-_MODIFIERS = frozenset(
-    """offset offset0 offset1 offen idxen sc0 sc1 nt lds clamp mul div bitop3 cbsz abid blgp
-    op_sel op_sel_hi neg_lo neg_hi dst_sel dst_unused src0_sel src1_sel quad_perm row_shl row_shr
-    row_ror row_mirror row_half_mirror row_bcast row_newbcast wave_shl wave_shr wave_rol wave_ror
-    row_mask bank_mask bound_ctrl""".split()  # noqa: SIM905
-)
-_WAIT = re.compile(r"(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
-
-
-def _decode_wait(inst: Instruction) -> Action:
-    counts = {name: int(value) for name, value in _WAIT.findall(inst.rest)}
-    if not counts:
-        value = int(inst.rest, 0)
-        counts = {"vmcnt": (value & 15) | ((value >> 14) & 3) << 4, "lgkmcnt": (value >> 8) & 15}
-    limits = [(k.removesuffix("cnt"), v) for k, v in counts.items() if k != "expcnt"]
-
-    def wait(w: Wave) -> None:
-        for counter, allowed in limits:
-            w.wait(counter, allowed)
-
-    return wait
-
-
-def _decode_branch(inst: Instruction, labels: dict[str, int]) -> Action:
-    if inst.operands[0] not in labels:
-        raise EmuError(f"unknown label in {inst}")
-    target = labels[inst.operands[0]]
-    table: dict[str, Action] = {
-        "s_branch": lambda w: target,
-        "s_cbranch_scc0": lambda w: None if w.scc else target,
-        "s_cbranch_scc1": lambda w: target if w.scc else None,
-        "s_cbranch_vccz": lambda w: None if w.read_sgpr64(VCC) else target,
-        "s_cbranch_vccnz": lambda w: target if w.read_sgpr64(VCC) else None,
-        "s_cbranch_execz": lambda w: None if w.exec else target,
-        "s_cbranch_execnz": lambda w: target if w.exec else None,
-    }
-    if inst.mnemonic not in table:
-        raise EmuError(f"unsupported instruction {inst}")
-    return table[inst.mnemonic]
-
-
-def _decode_setreg(inst: Instruction) -> Action:
-    """Only MODE.FP16_OVFL (bit 23) is modelled; the exception bits 12-22 change no result."""
-    match = re.match(r"hwreg\(HW_REG_MODE,(\d+),(\d+)\)", inst.operands[0])
-    first, size = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not match or not inst.mnemonic.endswith("imm32_b32"):
-        raise EmuError(f"unsupported instruction {inst}")
-    if first >= 12 and first + size <= 23:
-        return lambda w: None
-    if (first, size) != (23, 1):
-        raise EmuError(f"unsupported instruction {inst}")
-    value = bool(int(inst.operands[1], 0) & 1)
-
-    def set_overflow_mode(w: Wave) -> None:
-        w.overflow_clamps = value
-
-    return set_overflow_mode
-
-
-def decode(inst: Instruction, labels: dict[str, int], arch: str) -> Action:
-    """Turn one instruction into a closure over the wave."""
-    name = inst.mnemonic
-    if name in _NO_EFFECT:
-        return lambda w: None
-    if name == "s_waitcnt":
-        return _decode_wait(inst)
-    unknown = set(inst.modifiers) - _MODIFIERS
-    if unknown:
-        raise EmuError(f"unsupported modifiers {sorted(unknown)} in {inst}")
-    if name == "s_endpgm":
-        return lambda w: END
-    if name == "s_barrier":
-        return lambda w: BARRIER
-    if name.startswith(("s_branch", "s_cbranch")):
-        return _decode_branch(inst, labels)
-    if name.startswith("s_setreg"):
-        return _decode_setreg(inst)
-    if name.startswith(("s_load_dword", "s_buffer_load_dword")):
-        return decode_scalar_load(inst)
-    if name.startswith("s_"):
-        return decode_scalar(inst)
-    if name.startswith("v_mfma"):
-        return decode_mfma(inst, arch)
-    if name.startswith("v_"):
-        return decode_vector(inst, arch)
-    if name.startswith("ds_"):
-        return decode_lds(inst)
-    if name.startswith("buffer_"):
-        return decode_buffer(inst)
-    if name.startswith(("global_", "flat_")):
-        return decode_global(inst)
-    if name.startswith("scratch_"):
-        return decode_scratch(inst)
-    raise EmuError(f"unsupported instruction {inst}")
+_VECTOR = re.compile(r"\b([va])\[?(?:\d+:)?(\d+)")
+_TO_SCALAR = re.compile(r"v_read(first)?lane")
+MAX_BRANCHES = 2_000_000  # taken branches of one batch of waves: about five minutes of emulation
 
 
 class Launch:
     """Everything the waves of one launch share."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        memory: GlobalMemory,
-        kernarg_address: int,
-        shared: int,
-        lazy: bool,
-        races: bool,
-        counters: Counters | None,
-    ) -> None:
+        self, kernel: Kernel, memory: GlobalMemory, kernarg_address: int, shared: int, lazy: bool,
+        races: bool, counters: Counters | None,
+    ) -> None:  # fmt: skip
         self.program, self.kernel = kernel.program, kernel
         self.memory, self.kernarg_address = memory, kernarg_address
         self.lazy, self.counters = lazy, counters
         size = shared + kernel.program.metadata.get("group_segment_fixed_size", 0)
         self.lds = LocalMemory(size, races, counters.traffic if counters else None)
         self.hits = [0] * len(kernel.program.instructions)
+        self.used_rows = kernel.used_rows
 
 
 class Kernel:
@@ -157,7 +51,17 @@ class Kernel:
             raise EmuError(f"unsupported architecture {arch}")
         self.arch = arch
         self.program: Program = parse_program(asm)
-        self.actions: list[Action | None] = [None] * len(self.program.instructions)
+        count = len(self.program.instructions)
+        self.actions: list[Action | None] = [None] * count
+        self.reads, self.touched, self.kept = [0] * count, [0] * count, [-1] * count
+        self.used_rows = _used_rows(self.program.instructions)
+        # where a batch that runs ahead of others looks whether they can be merged
+        self.meeting_points = [False] * (count + 1)
+        for pc in self.program.labels.values():
+            self.meeting_points[pc] = True
+        for pc, inst in enumerate(self.program.instructions):
+            if inst.mnemonic == "s_waitcnt":
+                self.meeting_points[pc + 1] = True
         self.races: Counter[str] = Counter()
 
     def static(self, shared: int, num_warps: int) -> StaticInfo:
@@ -178,18 +82,28 @@ class Kernel:
     ) -> None:
         """Execute every workgroup in order.
 
-        `args` are numpy arrays (passed by address and accessible), ints or floats; `regions` are
-        further accessible arrays. Found LDS races are left in `self.races`.
+        Args:
+            grid: workgroups along x, y, z.
+            args: numpy arrays (passed by address and accessible), ints or floats.
+            shared: dynamic LDS in bytes.
+            num_warps: waves of 64 lanes per workgroup.
+            regions: further accessible arrays.
+            lazy: complete a memory operation only when an s_waitcnt forces it.
+            races: find LDS races (left in `self.races`) and reads of unwritten LDS.
+            counters: accumulates what was executed.
+
+        Raises: EmuError: see the package's documentation; it names kernel, line and instruction.
         """
         size = tuple(grid) + (1,) * (3 - len(grid))
         kernarg, arrays = self._kernel_arguments(size, args, shared, num_warps)
         memory = GlobalMemory([*arrays, kernarg, *regions])
         launch = Launch(self, memory, kernarg.ctypes.data, shared, lazy, races, counters)
-        waves = [Wave(launch, i) for i in range(num_warps)]
+        waves = Wave(launch, range(num_warps))
         self.races = launch.lds.races.found if launch.lds.races else Counter()
         with np.errstate(all="ignore"):
             for z, y, x in itertools.product(*(range(n) for n in reversed(size))):
-                self._workgroup(launch, waves, (x, y, z))
+                waves.reset((x, y, z))
+                run_workgroup(launch, waves)
         if counters:
             counters.add_hits(self.program, launch.hits)
             counters.waves += num_warps * size[0] * size[1] * size[2]
@@ -224,56 +138,111 @@ class Kernel:
             kernarg[arg.offset : arg.offset + arg.size] = np.frombuffer(data[: arg.size], U8)
         return kernarg, arrays
 
-    def _workgroup(
-        self, launch: Launch, waves: list[Wave], workgroup: tuple[int, int, int]
-    ) -> None:
-        launch.lds.reset()
-        for wave in waves:
-            wave.reset(workgroup)
-        live = waves
-        while live:
-            for wave in live:
-                self._run_to_barrier(wave, launch.hits)
-            if launch.lds.races:
-                launch.lds.races.epoch += 1
-            live = [w for w in live if not w.done]
-
     def _decode_at(self, pc: int) -> Action:
         inst = self.program.instructions[pc]
         action = decode(inst, self.program.labels, self.arch)
+        reads, writes = register_sets(inst)
+        self.reads[pc], self.touched[pc] = reads, reads | writes
         if isinstance(action, MemoryOp):
-            action.label = f"line {inst.line}: {inst}"
+            action.label, action.writes = f"line {inst.line}: {inst}", writes
+        else:
+            self.kept[pc] = ~writes
         self.actions[pc] = action
         return action
 
-    def _run_to_barrier(self, wave: Wave, hits: list[int]) -> None:
-        """Run one wave until it reaches a barrier or ends."""
-        actions, pc = self.actions, wave.pc
+    def execute(self, w: Wave, pausing: bool) -> int:
+        """Run a batch until it reaches a barrier or ends; -> BARRIER, END or PAUSED.
+
+        With `pausing` it also stops at the next place where it could meet other batches.
+
+        Raises: Split: its waves disagree about a branch; `w.pc` is the branch.
+        """
+        actions, touched, kept, hits = self.actions, self.touched, self.kept, w.launch.hits
+        meeting = self.meeting_points
+        pc, n, branches = w.pc, w.n, MAX_BRANCHES
         try:
             while True:
                 action = actions[pc] or self._decode_at(pc)
-                hits[pc] += 1
-                following = action(wave)
+                hits[pc] += n
+                if w.undefined & touched[pc]:
+                    tainted = self._check_registers(w, pc)
+                    following = action(w)
+                    w.undefined = (w.undefined & kept[pc]) | tainted
+                else:
+                    following = action(w)
                 if following is None:
                     pc += 1
                 elif following >= 0:
                     pc = following
+                    branches -= 1
+                    if not branches:
+                        raise EmuError(f"{MAX_BRANCHES} branches taken: an endless loop?")
                 elif following == BARRIER:
-                    wave.pc = pc + 1
-                    return
+                    if w.active is not None:
+                        raise EmuError("barrier in divergent control flow: some lanes are off")
+                    w.pc = pc + 1
+                    return BARRIER
                 else:
-                    wave.wait("vm", 0)
-                    wave.wait("lgkm", 0)
-                    wave.done = True
-                    return
+                    w.wait("vm", 0)
+                    w.wait("lgkm", 0)
+                    w.pc = pc
+                    return END
+                if pausing and meeting[pc]:
+                    w.pc = pc
+                    return PAUSED
+        except Split:
+            w.pc = pc
+            raise
         except EmuError as error:
-            raise EmuError(self._located(pc, str(error))) from error
+            raise EmuError(self.located(pc, str(error))) from error
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
             message = f"{type(error).__name__}: {error}"
-            raise EmuError(self._located(pc, message)) from error
+            raise EmuError(self.located(pc, message)) from error
 
-    def _located(self, pc: int, message: str) -> str:
+    def _check_registers(self, w: Wave, pc: int) -> int:
+        """The slow path of the check for undefined registers; -> registers that stay undefined.
+
+        A vector instruction passes undefinedness on to its result (compilers read half-built
+        registers whose undefined part no result depends on); everything else must not see it.
+
+        Raises: EmuError: an undefined register would become an address, stored data, a scalar or a
+            branch, or the instruction touches a register whose load nothing has waited for.
+        """
+        reads, inst = self.reads[pc], self.program.instructions[pc]
+        is_memory = isinstance(self.actions[pc], MemoryOp)
+        for op in {id(p.op): p.op for p in w.queue or []}.values():
+            read = op.writes & reads
+            # loads of the same kind return in order, so one may replace another's result
+            written = 0 if is_memory else op.writes & self.touched[pc] & ~reads
+            if (read | written) & w.undefined:
+                what = "reads" if read else "overwrites"
+                raise EmuError(
+                    f"{what} {register_names(read or written)} without waiting for {op.label}"
+                )
+        unwritten = w.undefined & reads
+        if not unwritten:
+            return 0
+        if is_memory or not inst.mnemonic.startswith("v_") or _TO_SCALAR.match(inst.mnemonic):
+            raise EmuError(f"reads {register_names(unwritten)}, which holds no defined value")
+        return tainted_results(inst, unwritten, self.touched[pc] & ~self.kept[pc])
+
+    def located(self, pc: int, message: str) -> str:
+        """A message with the kernel, line and instruction it is about."""
         if pc >= len(self.program.instructions):
             return f"{self.program.name}: ran past the last instruction: {message}"
         inst = self.program.instructions[pc]
-        return f"{self.program.name}: line {inst.line}: {inst}: {message}"
+        source = f" ({inst.source})" if inst.source else ""
+        return f"{self.program.name}: line {inst.line}{source}: {inst}: {message}"
+
+
+def _used_rows(instructions: list[Instruction]) -> list[slice]:
+    """The vector and accumulation registers a program mentions."""
+    highest = {"v": 0, "a": 0}
+    for inst in instructions:
+        for text in inst.operands:
+            for kind, last in _VECTOR.findall(text):
+                highest[kind] = max(highest[kind], int(last))
+    rows = [slice(0, highest["v"] + 1)]
+    if highest["a"] or any("a0" in inst.operands for inst in instructions):
+        rows.append(slice(AGPR_BASE, AGPR_BASE + highest["a"] + 1))
+    return rows

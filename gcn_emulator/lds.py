@@ -1,53 +1,96 @@
-"""LDS of one workgroup, with bounds checks and the race detector."""
+"""LDS of one workgroup, with bounds checks, the race detector and tracking of unwritten bytes."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gcn_emulator.counters import Traffic
-from gcn_emulator.formats import I32, U8, U32, WAVE_SIZE, EmuError
+from gcn_emulator.formats import I64, U8, U32, WAVE_SIZE, EmuError
 from gcn_emulator.storage import ByteStore
-from gcn_emulator.wave import Wave
+
+if TYPE_CHECKING:
+    from gcn_emulator.wave import Wave
+
+POISON_LDS = 0xA5
 
 
 class RaceDetector:
-    """Finds LDS accesses of different waves that no barrier separates.
+    """Finds LDS accesses of different waves that no barrier separates, and reads before any write.
 
-    Each byte remembers its last writer and reader as epoch * 64 + wave; a barrier starts a new
-    epoch. Stores that do not change a byte are ignored (replicated layouts store duplicates).
+    Each cell remembers its last writer and reader as epoch * 64 + wave; a barrier starts a new
+    epoch. Stores that do not change a cell are ignored (replicated layouts store duplicates). A cell
+    is a 32-bit word until the first access that is smaller or unaligned; from then on it is a byte.
     """
 
     SEVERAL = 63
 
     def __init__(self, size: int) -> None:
-        size = -(-size // 4) * 4
-        self.writer = np.zeros(size, I32)
-        self.reader = np.zeros(size, I32)
+        self.size = -(-size // 4) * 4
+        self.unit = 4
+        self.writer = np.zeros(self.size // 4, I64)
+        self.reader = np.zeros(self.size // 4, I64)
         self.epoch = 1
+        self.start = 0  # cells written before this stamp belong to an earlier workgroup
         self.found: Counter[str] = Counter()
 
-    def access(self, wave: int, index: np.ndarray, changed: np.ndarray | None, label: str) -> None:
-        """Record an access of bytes `index`; `changed` is None for reads."""
-        base = self.epoch * WAVE_SIZE
-        mine = base + wave
+    def new_workgroup(self) -> None:
+        """Forget everything: LDS contents are undefined when a workgroup starts."""
+        self.epoch += 1
+        self.start = self.epoch * WAVE_SIZE
+
+    def cells(self, address: np.ndarray, size: int) -> np.ndarray:
+        """Cells an access touches: int[lanes, cells per lane]."""
+        if self.unit == 4 and (size < 4 or (address & 3).any()):
+            self.unit = 1
+            self.writer = np.repeat(self.writer, 4)
+            self.reader = np.repeat(self.reader, 4)
+        if self.unit == 4:
+            return (address[:, None] >> 2) + np.arange(size // 4)
+        return address[:, None] + np.arange(size)
+
+    def read(self, stamp: np.ndarray, index: np.ndarray, label: str) -> None:
+        """Record a read of cells `index` by the waves `stamp` (epoch * 64 + wave per lane).
+
+        Raises: EmuError: nothing in this workgroup has written one of the cells.
+        """
+        base, mine = self.epoch * WAVE_SIZE, stamp[:, None]
         written = self.writer[index]
-        foreign = (written >= base) & (written != mine)
-        if changed is None:
-            if foreign.any():
-                self.found[f"read after write: {label}"] += 1
-            previous = self.reader[index]
-            several = (previous >= base) & (previous != mine)
-            self.reader[index] = np.where(several, base + self.SEVERAL, mine)
-            return
-        if (foreign & changed).any():
+        if (written < self.start).any():
+            lane, cell = np.argwhere(written < self.start)[0]
+            raise EmuError(
+                f"read of LDS byte {int(index[lane, cell]) * self.unit}, which nothing has written"
+            )
+        if ((written >= base) & (written != mine)).any():
+            self.found[f"read after write: {label}"] += 1
+        previous = self.reader[index]
+        several = (previous >= base) & (previous != mine)
+        self.reader[index] = np.where(several, base + self.SEVERAL, mine)
+        clash = self.reader[index] != mine
+        if clash.any():
+            self.reader[index[clash]] = base + self.SEVERAL
+
+    def write(self, stamp: np.ndarray, index: np.ndarray, changed: np.ndarray, label: str) -> None:
+        """Record a write of cells `index`; `changed` says which got a new value."""
+        base, mine = self.epoch * WAVE_SIZE, np.broadcast_to(stamp[:, None], index.shape)
+        written = self.writer[index]
+        if ((written >= base) & (written != mine) & changed).any():
             self.found[f"write after write: {label}"] += 1
         read = self.reader[index]
         if ((read >= base) & (read != mine) & changed).any():
             self.found[f"write after read: {label}"] += 1
-        touched = index[changed | (written < base)]
-        self.writer[touched] = mine
+        touched = changed | (written < base)
+        self.writer[index[touched]] = mine[touched]
+
+    def overwritten(
+        self, stamp: np.ndarray, index: np.ndarray, lost: np.ndarray, label: str
+    ) -> None:
+        """Cells whose value was replaced by another lane of the same instruction."""
+        winner = self.writer[index]
+        if (lost & (winner != stamp[:, None])).any():
+            self.found[f"write after write: {label}"] += 1
 
 
 class LocalMemory:
@@ -55,42 +98,73 @@ class LocalMemory:
 
     def __init__(self, size: int, races: bool, traffic: Traffic | None) -> None:
         self.size = size
-        self.store_ = ByteStore(np.full(-(-max(size, 4) // 4) * 4, 0xA5, U8))
+        self.data = ByteStore(np.full(-(-max(size, 4) // 4) * 4, POISON_LDS, U8))
         self.races = RaceDetector(max(size, 4)) if races else None
         self.traffic = traffic
 
     def reset(self) -> None:
         """LDS contents are undefined when a workgroup starts."""
-        self.store_.bytes[:] = 0xA5
+        self.data.bytes[:] = POISON_LDS
         if self.races:
-            self.races.epoch += 1
+            self.races.new_workgroup()
 
-    def _check(self, address: np.ndarray, size: int) -> None:
+    def _check(self, wave: Wave, address: np.ndarray, size: int, mask: np.ndarray | None) -> None:
         if int(address.min()) < 0 or int(address.max()) + size > self.size:
             raise EmuError(
                 f"LDS access {int(address.min())}..{int(address.max())}+{size} beyond {self.size}"
             )
         if self.traffic:
-            self.traffic.lds(address, size)
+            waves = wave.lane_wave if mask is None else wave.lane_wave[mask]
+            for i in wave.ids:
+                part = address[waves == i]
+                if len(part):
+                    self.traffic.lds(part, size)
 
-    def load(self, wave: Wave, address: np.ndarray, size: int, label: str) -> np.ndarray:
-        """Read -> uint32[max(size // 4, 1), lanes]."""
+    def _stamp(self, wave: Wave, mask: np.ndarray | None) -> np.ndarray:
+        assert self.races is not None
+        waves = wave.lane_wave if mask is None else wave.lane_wave[mask]
+        return waves + self.races.epoch * WAVE_SIZE
+
+    def load(
+        self, wave: Wave, address: np.ndarray, size: int, mask: np.ndarray | None, label: str
+    ) -> np.ndarray:
+        """Read -> uint32[max(size // 4, 1), lanes]; `mask` selected the lanes of `address`."""
         if not len(address):
             return np.zeros((max(size // 4, 1), 0), U32)
-        self._check(address, size)
+        self._check(wave, address, size, mask)
         if self.races:
-            self.races.access(wave.id, address[:, None] + np.arange(size), None, label)
-        return self.store_.gather(address, size)
+            self.races.read(self._stamp(wave, mask), self.races.cells(address, size), label)
+        return self.data.gather(address, size)
 
     def store(
-        self, wave: Wave, address: np.ndarray, size: int, data: np.ndarray, label: str
-    ) -> None:
-        """Write the low `size` bytes of each lane."""
+        self, wave: Wave, address: np.ndarray, size: int, data: np.ndarray,
+        mask: np.ndarray | None, label: str,
+    ) -> None:  # fmt: skip
+        """Write the low `size` bytes of each lane; a later lane wins an overlap."""
         if not len(address):
             return
-        self._check(address, size)
-        if self.races:
-            index = address[:, None] + np.arange(size)
-            new = np.ascontiguousarray(data.T).view(U8)[:, :size]
-            self.races.access(wave.id, index, self.store_.bytes[index] != new, label)
-        self.store_.scatter(address, size, data)
+        self._check(wave, address, size, mask)
+        races = self.races
+        if races is None:
+            self.data.scatter(address, size, data)
+            return
+        index, stamp = races.cells(address, size), self._stamp(wave, mask)
+        if races.unit == 4:
+            cells, new = self.data.words, data.T
+        else:
+            cells, new = self.data.bytes, np.ascontiguousarray(data.T).view(U8)[:, :size]
+        races.write(stamp, index, cells[index] != new, label)
+        cells[index] = new
+        if wave.n > 1:
+            lost = cells[index] != new
+            if lost.any():
+                races.overwritten(stamp, index, lost, label)
+
+    def cell(self, address: int, size: int) -> np.ndarray:
+        """A writable view of one location (for atomics).
+
+        Raises: EmuError: it is outside the allocation.
+        """
+        if address < 0 or address + size > self.size:
+            raise EmuError(f"LDS atomic at {address} beyond {self.size}")
+        return self.data.bytes[address : address + size]

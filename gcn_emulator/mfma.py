@@ -29,6 +29,7 @@ from gcn_emulator.formats import (
     U16,
     U32,
     U64,
+    WAVE_SIZE,
     EmuError,
     fp8_kinds,
 )
@@ -44,7 +45,7 @@ Decoder = Callable[[np.ndarray], np.ndarray]
 
 
 def element_decoder(kind: str) -> Decoder:
-    """uint32[registers, 64] -> float32[64, elements per lane] (i8 values are exact in float32)."""
+    """uint32[registers, lanes] -> float32[lanes, elements per lane] (i8 values are exact in float32)."""
 
     def lanes_first(regs: np.ndarray, dtype: type) -> np.ndarray:
         return np.ascontiguousarray(regs.T).view(dtype)
@@ -61,44 +62,46 @@ def element_decoder(kind: str) -> Decoder:
 
         def fp4(regs: np.ndarray) -> np.ndarray:
             octets = lanes_first(regs, U8)
-            return FP4[np.stack([octets & 15, octets >> 4], -1).reshape(64, -1)]
+            return FP4[np.stack([octets & 15, octets >> 4], -1).reshape(regs.shape[1], -1)]
 
         return fp4
     table = FP8[kind]
     return lambda regs: table[lanes_first(regs, U8)]
 
 
-def _output_rows(m: int) -> np.ndarray:
-    """Row held by (register, lane) of one block: int[registers, 64 or lanes of the block]."""
-    lane = np.arange(64)
+def _to_registers(product: np.ndarray) -> np.ndarray:
+    """[waves, blocks, rows, columns] -> [registers, waves * 64] as destination registers hold it."""
+    waves, blocks, m, _ = product.shape
     if m == 32:
-        r = np.arange(16)[:, None]
-        return 8 * (r // 4) + 4 * (lane // 32) + r % 4
-    if m == 16:
-        return 4 * (lane // 16) + np.arange(4)[:, None]
-    return np.arange(4)[:, None] + 0 * lane
+        parts = product.reshape(waves, blocks, 4, 2, 4, 32).transpose(1, 2, 4, 0, 3, 5)
+    elif m == 16:
+        parts = product.reshape(waves, blocks, 4, 4, 16).transpose(1, 3, 0, 2, 4)
+    else:
+        parts = product.transpose(2, 0, 1, 3)
+    return parts.reshape(-1, waves * WAVE_SIZE)
 
 
 def _accumulator(op: Operand, count: int, dtype: type) -> Callable[[Wave], np.ndarray]:
     if op.kind == "v":
         return lambda w: w.vgprs[op.index : op.index + count].view(dtype)
-    constant = np.full((1, 64), op.constant_bits(32), U32).view(dtype)
+    constant = np.full((1, 1), op.constant_bits(32), U32).view(dtype)
     return lambda w: constant
 
 
 def _decode_f64(ops: list[Operand]) -> Action:
     d, a, b, c = ops
-    rows = np.arange(64) // 16
 
     def wide(w: Wave, index: int) -> np.ndarray:
         return (w.rows[index] | (w.rows[index + 1].astype(U64) << U64(32))).view(F64)
 
     def execute(w: Wave) -> None:
-        product = wide(w, a.index).reshape(4, 16).T @ wide(w, b.index).reshape(4, 16)
+        left = wide(w, a.index).reshape(w.n, 4, 16).transpose(0, 2, 1)
+        product = left @ wide(w, b.index).reshape(w.n, 4, 16)
         results = []
         for r in range(4):
             acc = wide(w, c.index + 2 * r) if c.kind == "v" else F64(c.value)
-            results.append((product[4 * r + rows, np.arange(64) % 16] + acc).view(U64))
+            rows = product[:, 4 * r : 4 * r + 4].reshape(w.width)
+            results.append((rows + acc).view(U64))
         for r, bits in enumerate(results):
             w.rows[d.index + 2 * r][:] = (bits & U64(0xFFFFFFFF)).astype(U32)
             w.rows[d.index + 2 * r + 1][:] = (bits >> U64(32)).astype(U32)
@@ -161,30 +164,24 @@ def decode_mfma(inst: Instruction, arch: str) -> Action:
         scale_b = _scale_reader(ops[5], low[1] + 2 * high[1], groups, m)
 
     def matrix(values: np.ndarray, element: str) -> np.ndarray:
-        """[64, per_lane] -> [block, row, group, per_lane] in k order."""
-        x = values.reshape(blocks, groups, m, per_lane).transpose(0, 2, 1, 3)
+        """[lanes, per_lane] -> [wave, block, row, group, per_lane] in k order."""
+        x = values.reshape(-1, blocks, groups, m, per_lane).transpose(0, 1, 3, 2, 4)
         if is_f8f6f4 and element != "fp4":
-            halves = x.reshape(blocks, m, groups, 2, 16).transpose(0, 1, 3, 2, 4)
-            x = halves.reshape(blocks, m, groups, 32)
+            halves = x.reshape(-1, blocks, m, groups, 2, 16).transpose(0, 1, 2, 4, 3, 5)
+            x = halves.reshape(-1, blocks, m, groups, 32)
         return x
 
-    rows, columns = _output_rows(m), np.arange(64) % m
-    per_block = m * m // 64 if m > 4 else 4
-    lane_block = np.arange(64) // m % blocks if m == 4 else None
+    broadcasts_block = bool((source_block != np.arange(blocks)).any())
 
     def execute(w: Wave) -> None:
         x = matrix(decode_a(w.vgprs[a : a + size_a]), kind_a)
         y = matrix(decode_b(w.vgprs[b : b + size_b]), kind_b)
         if scale_a is not None and scale_b is not None:
             x, y = x * scale_a(w), y * scale_b(w)
-        x = x.reshape(blocks, m, k)[source_block]
-        product = x @ y.reshape(blocks, m, k).transpose(0, 2, 1)
-        if lane_block is not None:
-            out = product[lane_block, rows, columns]
-        elif blocks == 1:
-            out = product[0][rows, columns]
-        else:
-            out = product[:, rows, columns].reshape(blocks * per_block, 64)
+        x, y = x.reshape(w.n, blocks, m, k), y.reshape(w.n, blocks, m, k)
+        if broadcasts_block:
+            x = x[:, source_block]
+        out = _to_registers(x @ y.swapaxes(2, 3))
         if integer:
             result = (out.astype(I64) + acc(w)).astype(I32)
         else:
@@ -195,12 +192,12 @@ def decode_mfma(inst: Instruction, arch: str) -> Action:
 
 
 def _scale_reader(op: Operand, byte: int, groups: int, m: int) -> Callable[[Wave], np.ndarray]:
-    """Block scales 2**(e - 127): float32[1, row, group, 1] from one byte of each lane."""
+    """Block scales 2**(e - 127): float32[wave, 1, row, group, 1] from one byte of each lane."""
     raw = read_raw(op, "u")
 
     def read(w: Wave) -> np.ndarray:
         exponent = ((raw(w) >> U32(8 * byte)) & U32(255)).astype(I32) - 127
-        scale = np.exp2(exponent.astype(F32)).reshape(groups, m).T
-        return scale[None, :, :, None]
+        scale = np.exp2(exponent.astype(F32)).reshape(w.n, groups, m).swapaxes(1, 2)
+        return scale[:, None, :, :, None]
 
     return read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +22,10 @@ from gcn_emulator.formats import (
     U16,
     U32,
     U64,
-    WAVE_SIZE,
     EmuError,
     float_bits,
 )
+from gcn_emulator.scalars import Scalar, per_lane
 
 if TYPE_CHECKING:
     from gcn_emulator.wave import Wave
@@ -115,8 +116,25 @@ def parse_operand(text: str) -> Operand:
     return op
 
 
+@lru_cache(4096)
+def _filled(value: int, width: int, kind: type) -> np.ndarray:
+    out = np.full(width, value, kind)
+    out.setflags(write=False)
+    return out
+
+
+def broadcast(value: Scalar, width: int, kind: type) -> np.ndarray:
+    """A scalar value on every lane."""
+    if type(value) is int:
+        return _filled(value, width, kind)
+    return per_lane(value, kind)
+
+
 def read_raw(op: Operand, code: str) -> Reader:
-    """Closure giving an operand's bits: uint64[64] for 64-bit codes, else uint32[64]."""
+    """Closure giving an operand's bits: uint64[lanes] for 64-bit codes, else uint32[lanes].
+
+    Constants and scalar registers come as shared, read-only arrays.
+    """
     index, wide = op.index, WIDTHS[code] == 64
     if op.kind == "v":
         if wide:
@@ -124,8 +142,8 @@ def read_raw(op: Operand, code: str) -> Reader:
         return lambda w: w.rows[index]
     if op.kind in ("s", "scc"):
         if wide:
-            return lambda w: np.full(WAVE_SIZE, w.scalar(op, 64), U64)
-        return lambda w: np.full(WAVE_SIZE, w.scalar(op), U32)
+            return lambda w: broadcast(w.scalar(op, 64), w.width, U64)
+        return lambda w: broadcast(w.scalar(op), w.width, U32)
     if op.kind != "c":
         raise EmuError(f"operand {op.text!r} is not a vector source")
     bits = op.constant_bits(WIDTHS[code], code in FLOAT_CODES)
@@ -133,9 +151,8 @@ def read_raw(op: Operand, code: str) -> Reader:
         bits = int(op.value) & MASK32
     if code == "I" and "0x" in op.text and bits >> 31 == 1:
         bits |= MASK64 ^ MASK32
-    constant = np.full(WAVE_SIZE, bits, U64 if wide else U32)
-    constant.setflags(write=False)
-    return lambda w: constant
+    kind = U64 if wide else U32
+    return lambda w: broadcast(bits, w.width, kind)
 
 
 def as_type(bits: np.ndarray, code: str) -> np.ndarray:
@@ -187,7 +204,7 @@ def read_half(op: Operand, high: int) -> Reader:
         return lambda w: w.rows[index]
     if op.kind == "s":
         index = op.index + high
-        return lambda w: np.full(WAVE_SIZE, w.read_sgpr(index), U32)
+        return lambda w: broadcast(w.read_sgpr(index), w.width, U32)
     if high:
         raise EmuError(f"high half of constant {op.text} selected")
     return read_raw(op, "u")

@@ -17,6 +17,7 @@ class Instruction:
     modifiers: dict[str, str]
     rest: str
     line: int
+    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.mnemonic} {self.rest}".strip()

@@ -1,4 +1,8 @@
-"""Scalar ALU: SOP1, SOP2, SOPK, SOPC as tables over Python integers."""
+"""Scalar ALU: SOP1, SOP2, SOPK, SOPC as tables over Python integers.
+
+Where the waves of a batch hold different values the tables are applied wave by wave; 64-bit logic on
+lane masks works on the lanes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from gcn_emulator.formats import MASK32, MASK64, EmuError, sign_extend
 from gcn_emulator.operands import Operand, parse_operand
 from gcn_emulator.parser import Instruction
+from gcn_emulator.scalars import LaneMask, Scalar, map_waves, mask_lanes, per_wave, uniform
 from gcn_emulator.wave import Action, Wave
 
 # Source codes: u/i 32-bit unsigned/signed, U/I the 64-bit ones, d/D the destination's old value
@@ -140,56 +147,142 @@ COMPARE = {
 }
 
 
-def scalar_reader(op: Operand, code: str) -> Callable[[Wave], int]:
-    """Closure reading one scalar source according to its code."""
+Reader = Callable[[Wave], Scalar]
+
+# Logic on bool lanes, for the 64-bit operations
+_LANE_LOGIC: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "andn2": lambda a, b: a & ~b,
+    "orn2": lambda a, b: a | ~b,
+    "nand": lambda a, b: ~(a & b),
+    "nor": lambda a, b: ~(a | b),
+    "xnor": lambda a, b: a == b,
+    "andn1": lambda a, b: ~a & b,
+    "orn1": lambda a, b: ~a | b,
+}
+
+
+def scalar_reader(op: Operand, code: str) -> Reader:
+    """Closure reading one scalar source, without sign."""
     if code == "k":
         value = sign_extend(int(op.value), 16)
         return lambda w: value
     if code == "c":
-        return lambda w: w.scc
+        return lambda w: w.read_scc()
     if op.kind == "v" or op.kind == "off":
         raise EmuError(f"{op.text!r} is not a scalar source")
     width = 64 if code in "UI" else 32
     if op.kind == "c":
-        bits = op.constant_bits(width)
-        constant = sign_extend(bits, width) if code in "iId" else bits
+        constant = op.constant_bits(width)
         return lambda w: constant
-    if code in "iId":
-        return lambda w: sign_extend(w.scalar(op, width), width)
     return lambda w: w.scalar(op, width)
+
+
+def _signed_as(code: str) -> Callable[[int], int] | None:
+    """How a source code turns register bits into a Python integer; None: as they are."""
+    if code in "id":
+        return lambda x: sign_extend(x, 32)
+    return (lambda x: sign_extend(x, 64)) if code == "I" else None
+
+
+def _with_signs(fn: Callable[..., Any], codes: str) -> Callable[..., Any]:
+    """A table function taking register bits."""
+    signs = [_signed_as(c) for c in codes]
+    if not any(signs):
+        return fn
+    return lambda *args: fn(*[s(a) if s else a for s, a in zip(signs, args, strict=True)])
+
+
+def _integers(value: Scalar) -> int | tuple[int, ...]:
+    return value.words() if isinstance(value, LaneMask) else value
 
 
 def _decode_compare(inst: Instruction, match: re.Match[str]) -> Action:
     immediate, relation, kind = match.groups()
-    fn = COMPARE[relation]
+    compare = COMPARE[relation]
     code = {"i32": "i", "u32": "u", "u64": "U"}[kind]
     first, second = (parse_operand(o) for o in inst.operands)
     left = scalar_reader(first, code)
+    fn = _with_signs(lambda a, b: int(compare(a, b)), code * 2)
     if immediate:
-        value = sign_extend(int(second.value), 16) if code == "i" else int(second.value) & 0xFFFF
-
-        def right(w: Wave) -> int:
-            return value
-    else:
-        right = scalar_reader(second, code)
-
-    def compare(w: Wave) -> None:
-        w.scc = int(fn(left(w), right(w)))
-
-    return compare
+        value = int(second.value) & 0xFFFF
+        value = sign_extend(value, 16) & MASK32 if code == "i" else value
+        return lambda w: _set_scc(w, map_waves(fn, _integers(left(w)), value))
+    right = scalar_reader(second, code)
+    return lambda w: _set_scc(w, map_waves(fn, _integers(left(w)), _integers(right(w))))
 
 
-def _decode_saveexec(inst: Instruction, fn: Callable[[int, int], int]) -> Action:
+def _set_scc(w: Wave, value: Any) -> None:
+    w.scc = value
+
+
+def _combine(w: Wave, name: str, a: Scalar, b: Scalar) -> Scalar:
+    """64-bit logic: on lanes if either side is a lane mask, else on integers."""
+    if isinstance(a, LaneMask) or isinstance(b, LaneMask):
+        return LaneMask(_LANE_LOGIC[name](mask_lanes(a, w.n), mask_lanes(b, w.n)))
+    fn = SAVEEXEC[name]
+    return map_waves(lambda x, y: fn(x, y) & MASK64, a, b)
+
+
+def _nonzero(value: Scalar) -> Any:
+    if isinstance(value, LaneMask):
+        return value  # resolved when SCC is read
+    return map_waves(lambda x: int(x != 0), value)
+
+
+def _decode_logic64(inst: Instruction, name: str) -> Action:
+    dst, first, second = (parse_operand(o) for o in inst.operands)
+    left, right, index = scalar_reader(first, "U"), scalar_reader(second, "U"), dst.index
+
+    def logic(w: Wave) -> None:
+        result = _combine(w, name, left(w), right(w))
+        w.write_sgpr64(index, result)
+        w.scc = _nonzero(result)
+
+    return logic
+
+
+def _decode_saveexec(inst: Instruction, name: str) -> Action:
     dst = parse_operand(inst.operands[0]).index
     source = scalar_reader(parse_operand(inst.operands[1]), "U")
 
     def saveexec(w: Wave) -> None:
         value, old = source(w), w.exec
         w.write_sgpr64(dst, old)
-        w.set_exec(fn(value, old))
-        w.scc = int(w.exec != 0)
+        w.set_exec(_combine(w, name, value, old))
+        w.scc = _nonzero(w.exec)
 
     return saveexec
+
+
+def _decode_bitcmp(inst: Instruction, match: re.Match[str]) -> Action:
+    code = "U" if match[2] == "64" else "u"
+    value = scalar_reader(parse_operand(inst.operands[0]), code)
+    bit = scalar_reader(parse_operand(inst.operands[1]), "u")
+    wanted, limit = int(match[1]), int(match[2]) - 1
+
+    def test(x: int, n: int) -> int:
+        return int((x >> (n & limit)) & 1 == wanted)
+
+    return lambda w: _set_scc(w, map_waves(test, _integers(value(w)), bit(w)))
+
+
+def _decode_not64(inst: Instruction) -> Action:
+    dst, source = (parse_operand(o) for o in inst.operands)
+    read, index = scalar_reader(source, "U"), dst.index
+
+    def invert(w: Wave) -> None:
+        value = read(w)
+        if isinstance(value, LaneMask):
+            result: Scalar = LaneMask(~value.lanes)
+        else:
+            result = map_waves(lambda x: ~x & MASK64, value)
+        w.write_sgpr64(index, result)
+        w.scc = _nonzero(result)
+
+    return invert
 
 
 def decode_scalar(inst: Instruction) -> Action:
@@ -198,43 +291,57 @@ def decode_scalar(inst: Instruction) -> Action:
     if match := re.fullmatch(r"s_cmp(k?)_(eq|lg|gt|ge|lt|le)_(i32|u32|u64)", name):
         return _decode_compare(inst, match)
     if match := re.fullmatch(r"s_(\w+)_saveexec_b64", name):
-        return _decode_saveexec(inst, SAVEEXEC[match[1]])
+        return _decode_saveexec(inst, match[1])
     if match := re.fullmatch(r"s_bitcmp([01])_b(32|64)", name):
-        code = "U" if match[2] == "64" else "u"
-        value = scalar_reader(parse_operand(inst.operands[0]), code)
-        bit = scalar_reader(parse_operand(inst.operands[1]), "u")
-        wanted, limit = int(match[1]), int(match[2]) - 1
-
-        def bitcmp(w: Wave) -> None:
-            w.scc = int((value(w) >> (bit(w) & limit)) & 1 == wanted)
-
-        return bitcmp
+        return _decode_bitcmp(inst, match)
+    if (match := re.fullmatch(r"s_(\w+)_b64", name)) and match[1] in LOGIC:
+        return _decode_logic64(inst, match[1])
+    if name == "s_not_b64":
+        return _decode_not64(inst)
+    if name == "s_mov_b64":
+        target, source = (parse_operand(o) for o in inst.operands)
+        read64, pair = scalar_reader(source, "U"), target.index
+        return lambda w: w.write_sgpr64(pair, read64(w))
     if name not in TABLE:
         raise EmuError(f"unsupported instruction {inst}")
-    width, codes, fn, rule = TABLE[name]
+    return _decode_table(inst, *TABLE[name])
+
+
+def _decode_table(
+    inst: Instruction, width: int, codes: str, fn: Callable[..., Any], rule: str
+) -> Action:
     ops = [parse_operand(o) for o in inst.operands]
     dst, sources = ops[0], ops[1:]
     if dst.kind != "s":
         raise EmuError(f"bad scalar destination {dst.text!r}")
     readers = []
     for code in codes:
-        if code in "dD":
-            readers.append(scalar_reader(dst, "i" if code == "d" else "u"))
-        else:
-            readers.append(scalar_reader(dst if code == "c" else sources.pop(0), code))
+        source = dst if code in "dDc" else sources.pop(0)
+        readers.append(scalar_reader(source, code))
     mask = MASK32 if width == 32 else MASK64
     index = dst.index
+    fn = _with_signs(fn, codes)
+    has_carry = rule == "+"
+
+    def one_wave(*args: int) -> tuple[int, int]:
+        result = fn(*args)
+        if has_carry:
+            return result[0] & mask, int(result[1])
+        return result & mask, int(result & mask != 0)
 
     def execute(w: Wave) -> None:
-        result = fn(*[read(w) for read in readers])
-        if rule == "+":
-            result, carry = result
-            w.scc = int(carry)
-        elif rule:
-            w.scc = int(result & mask != 0)
+        args = [_integers(read(w)) for read in readers]
+        if tuple in map(type, args):
+            outcomes = [one_wave(*x) for x in zip(*(per_wave(a, w.n) for a in args), strict=True)]
+            result = uniform([r for r, _ in outcomes])
+            carry = uniform([c for _, c in outcomes])
+        else:
+            result, carry = one_wave(*args)
+        if rule:
+            w.scc = carry
         if width == 32:
             w.write_sgpr(index, result)
         else:
-            w.write_sgpr64(index, result & mask)
+            w.write_sgpr64(index, result)
 
     return execute

@@ -16,10 +16,11 @@ from gcn_emulator.encodings import (
     saturate,
     source_reader,
 )
-from gcn_emulator.formats import U32, U64, WAVE_SIZE, EmuError, lanes_to_bits
+from gcn_emulator.formats import U32, U64, EmuError
 from gcn_emulator.operands import (
     FLOAT_CODES,
     Operand,
+    Reader,
     apply_sign,
     as_type,
     parse_operand,
@@ -28,7 +29,15 @@ from gcn_emulator.operands import (
 )
 from gcn_emulator.parser import Instruction
 from gcn_emulator.vector_irregular import SPECIAL, Decoded
-from gcn_emulator.vector_table import ACCUMULATE, ALIASES, COMPARE, COMPARE_CODES, SATURATING, TABLE
+from gcn_emulator.vector_table import (
+    ACCUMULATE,
+    ALIASES,
+    COMPARE,
+    COMPARE_CODES,
+    DIRECT,
+    SATURATING,
+    TABLE,
+)
 from gcn_emulator.wave import Action, Wave
 
 _SUFFIX = re.compile(r"v_(\w+?)(?:_(e32|e64|dpp|sdwa|e64_dpp))?")
@@ -54,6 +63,8 @@ def _decode_table(inst: Instruction, name: str, encoding: str, ops: list[Operand
     store = result_writer(inst, ops[0].index, code, encoding, name, len(sources))
     if code == "h":
         store = refuse_clamped_overflow(store)
+    elif name in DIRECT and encoding in ("", "e32", "e64") and not finish and fn is TABLE[name][2]:
+        return _direct(ops[0].index, code, DIRECT[name], readers)
     if encoding == "dpp":
         control, op, first_code = DppControl(inst), sources[0], source_codes[0]
         raw, rest = read_raw(op, first_code), readers[1:]
@@ -74,6 +85,24 @@ def _decode_table(inst: Instruction, name: str, encoding: str, ops: list[Operand
     return lambda w: store(w, to_bits(fn(a(w), b(w), c(w)), code), None)
 
 
+def _direct(dst: int, code: str, ufunc: np.ufunc, readers: list[Reader]) -> Action:
+    """A two-operand ufunc that writes the destination register without a temporary."""
+    a, b = readers
+    select = {
+        "f": lambda w: w.rows_f32[dst],
+        "i": lambda w: w.rows_i32[dst],
+        "u": lambda w: w.rows[dst],
+    }[code]
+
+    def execute(w: Wave) -> None:
+        if w.active is None:
+            ufunc(a(w), b(w), out=select(w))
+        else:
+            ufunc(a(w), b(w), out=select(w), where=w.active)
+
+    return execute
+
+
 def _class_bits(x: np.ndarray, wanted: np.ndarray, code: str) -> np.ndarray:
     """v_cmp_class: does the class of x have its bit set in `wanted`?"""
     man_bits, exp_max = {"f": (23, 255), "F": (52, 2047), "h": (10, 31)}[code]
@@ -89,7 +118,7 @@ def _class_bits(x: np.ndarray, wanted: np.ndarray, code: str) -> np.ndarray:
     order = (nan & ~quiet, quiet)
     order += tuple(c & negative for c in (infinite, normal, denormal, zero))
     order += tuple(c & ~negative for c in (zero, denormal, normal, infinite))
-    out = np.zeros(WAVE_SIZE, bool)
+    out = np.zeros(x.shape, bool)
     for i, member in enumerate(order):
         out |= member & (((wanted >> U32(i)) & U32(1)) != 0)
     return out
@@ -110,10 +139,9 @@ def _decode_compare(
         fn = COMPARE[relation]
 
     def compare(w: Wave) -> None:
-        result = lanes_to_bits(fn(a(w), b(w))) & w.exec
-        w.write_sgpr64(dst, result)
+        w.write_mask(dst, fn(a(w), b(w)))
         if sets_exec:
-            w.set_exec(result)
+            w.set_exec(w.read_sgpr64(dst))
 
     return compare
 

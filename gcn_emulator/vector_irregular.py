@@ -23,9 +23,8 @@ from gcn_emulator.formats import (
     MASK32,
     U32,
     U64,
-    bits_to_lanes,
+    WAVE_SIZE,
     f16_bits,
-    lanes_to_bits,
 )
 from gcn_emulator.operands import (
     DTYPES,
@@ -41,6 +40,7 @@ from gcn_emulator.operands import (
     to_bits,
 )
 from gcn_emulator.parser import Instruction
+from gcn_emulator.scalars import mask_lanes, per_wave, uniform
 from gcn_emulator.vector_functions import fma32
 from gcn_emulator.vector_table import PACKED16, PACKED32, TABLE
 from gcn_emulator.wave import Action, Wave
@@ -82,16 +82,29 @@ def _lane_access(d: Decoded) -> Action:
     if d.name == "writelane_b32":
 
         def write_lane(w: Wave) -> None:
-            w.rows[dst][w.scalar(d.ops[2]) & 63] = w.scalar(d.ops[1])
+            lanes, values = (per_wave(w.scalar(d.ops[i]), w.n) for i in (2, 1))
+            for i, (lane, value) in enumerate(zip(lanes, values, strict=True)):
+                w.rows[dst][WAVE_SIZE * i + (lane & 63)] = value
 
         return write_lane
     source = d.ops[1].index
     if d.name == "readlane_b32":
-        return lambda w: w.write_sgpr(dst, int(w.rows[source][w.scalar(d.ops[2]) & 63]))
+
+        def read_lane(w: Wave) -> None:
+            row, lanes = w.rows[source], per_wave(w.scalar(d.ops[2]), w.n)
+            w.write_sgpr(
+                dst, uniform([int(row[WAVE_SIZE * i + (x & 63)]) for i, x in enumerate(lanes)])
+            )
+
+        return read_lane
 
     def read_first(w: Wave) -> None:
-        lane = (w.exec & -w.exec).bit_length() - 1 if w.exec else 0
-        w.write_sgpr(dst, int(w.rows[source][lane]))
+        values = w.rows[source].reshape(w.n, WAVE_SIZE)
+        if w.active is None:
+            w.write_sgpr(dst, uniform(values[:, 0].tolist()))
+            return
+        first = w.active.reshape(w.n, WAVE_SIZE).argmax(1)  # lane 0 when no lane is active
+        w.write_sgpr(dst, uniform(values[np.arange(w.n), first].tolist()))
 
     return read_first
 
@@ -100,11 +113,10 @@ def _lane_access(d: Decoded) -> Action:
 def _permlane_swap(d: Decoded) -> Action:
     """Swap the odd rows of the first register with the even rows of the second."""
     a, b, size = d.ops[0].index, d.ops[1].index, int(d.name[8:10])
-    odd = (LANES // size % 2).astype(bool)
-    partner = LANES ^ size
 
     def swap(w: Wave) -> None:
         x, y = w.rows[a].copy(), w.rows[b].copy()
+        odd, partner = (w.lane & size).astype(bool), w.lane ^ size
         w.write(a, np.where(odd, y[partner], x))
         w.write(b, np.where(odd, y, x[partner]))
 
@@ -133,10 +145,10 @@ def _cndmask(d: Decoded) -> Action:
 
         def select_dpp(w: Wave) -> None:
             first, lanes = control.fetch(w, a(w))
-            w.write(dst, np.where(bits_to_lanes(w.scalar(condition, 64)), b(w), first), lanes)
+            w.write(dst, np.where(w.lanes_of(condition), b(w), first), lanes)
 
         return select_dpp
-    return lambda w: store(w, np.where(bits_to_lanes(w.scalar(condition, 64)), b(w), a(w)), None)
+    return lambda w: store(w, np.where(w.lanes_of(condition), b(w), a(w)), None)
 
 
 @special("(add|sub|subrev|addc|subb|subbrev)_co_u32")
@@ -151,8 +163,8 @@ def _carry(d: Decoded) -> Action:
         x, y = (y, x) if swap else (x, y)
         total = x + sign * y
         if carry_in is not None:
-            total = total + sign * bits_to_lanes(w.scalar(carry_in, 64)).astype(I64)
-        w.write_sgpr64(carry_out, lanes_to_bits((total < 0) | (total > MASK32)) & w.exec)
+            total = total + sign * w.lanes_of(carry_in).astype(I64)
+        w.write_mask(carry_out, (total < 0) | (total > MASK32))
         w.write(dst, (total & MASK32).astype(U32))
 
     return execute
@@ -172,7 +184,7 @@ def _mad64(d: Decoded) -> Action:
             overflow = total < product
         else:
             overflow = ((product ^ total) & (addend ^ total)) < 0
-        w.write_sgpr64(carry_out, lanes_to_bits(overflow) & w.exec)
+        w.write_mask(carry_out, overflow)
         w.write64(dst, total.view(U64))
 
     return execute
@@ -187,7 +199,8 @@ def _mbcnt(d: Decoded) -> Action:
 
     def execute(w: Wave) -> None:
         bits = read_raw(mask, "u")(w)
-        set_bits = ((bits[:, None] >> ordinal) & U32(1)) * (ordinal < below[:, None])
+        under = np.tile(below, w.n)[:, None]
+        set_bits = ((bits[:, None] >> ordinal) & U32(1)) * (ordinal < under)
         w.write(dst, base(w) + set_bits.sum(1).astype(U32))
 
     return execute
@@ -243,7 +256,7 @@ def _div_scale(d: Decoded) -> Action:
         factor = np.where(rcp_denormal & (~both | is_den), down, factor)
         factor = np.where(quotient_denormal & ~both & is_num, up, factor)
         out = np.where((num == 0) | (den == 0), kind(np.nan), x * factor)
-        w.write_sgpr64(flag, lanes_to_bits(far | quotient_denormal) & w.exec)
+        w.write_mask(flag, far | quotient_denormal)
         bits = to_bits(out, code)
         if code == "f":
             w.write(dst, bits)
@@ -262,7 +275,7 @@ def _div_fmas(d: Decoded) -> Action:
 
     def execute(w: Wave) -> None:
         addend = c(w)
-        scaled = bits_to_lanes(w.read_sgpr64(VCC))
+        scaled = mask_lanes(w.read_sgpr64(VCC), w.n)
         if code == "f":  # scale before the only rounding
             exact = a(w).astype(F64) * b(w).astype(F64) + addend.astype(F64)
             factor = np.where(np.abs(addend) >= 2, 2.0**steps, 2.0**-steps)

@@ -369,3 +369,12 @@ COMPARE_CODES = {
     "f32": "f", "f64": "F", "f16": "h", "u32": "u", "i32": "i",
     "u64": "U", "i64": "I", "u16": "w", "i16": "s",
 }  # fmt: skip
+
+# Entries of TABLE that are one numpy ufunc of two 32-bit operands
+DIRECT: dict[str, np.ufunc] = {
+    "add_f32": np.add, "sub_f32": np.subtract, "mul_f32": np.multiply,
+    "max_f32": np.fmax, "min_f32": np.fmin,
+    "add_u32": np.add, "sub_u32": np.subtract, "mul_lo_u32": np.multiply,
+    "and_b32": np.bitwise_and, "or_b32": np.bitwise_or, "xor_b32": np.bitwise_xor,
+    "max_u32": np.maximum, "min_u32": np.minimum, "max_i32": np.maximum, "min_i32": np.minimum,
+}  # fmt: skip

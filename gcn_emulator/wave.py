@@ -1,154 +1,181 @@
-"""State of one wavefront (64 lanes) and its outstanding memory operations."""
+"""State of a batch of wavefronts (64 lanes each) that execute in lock step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gcn_emulator.formats import (
-    F32,
-    I32,
-    LANES,
-    MASK32,
-    MASK64,
-    U8,
-    U32,
-    WAVE_SIZE,
-    EmuError,
-    bits_to_lanes,
-)
+from gcn_emulator.formats import F32, I32, MASK32, MASK64, U8, U32, WAVE_SIZE
 from gcn_emulator.operands import EXEC, Operand
+from gcn_emulator.pending import Pending, wait_for
+from gcn_emulator.registers import SGPR_COUNT, all_registers, scalar_bit, vector_bit
+from gcn_emulator.scalars import LaneMask, Scalar, mask_lanes, per_wave, uniform
 from gcn_emulator.storage import ByteStore
 
 if TYPE_CHECKING:
     from gcn_emulator.kernel import Launch
 
-VECTOR_REGISTERS = 512
-POISON_VGPR = U32(0x7FBADBAD)
-POISON_SGPR = 0xBADBAD00
 END, BARRIER = -1, -2
+POISON_VGPR, POISON_SGPR, POISON_SCRATCH = 0x7FC0DEAD, 0xDEAD0000, 0xA5
+
+
+class Split(Exception):
+    """The waves of a batch want to continue at different places."""
+
+    def __init__(self, taken: Sequence[int], target: int) -> None:
+        super().__init__("divergent branch")
+        self.taken, self.target = taken, target
+
 
 Action = Callable[["Wave"], "int | None"]
 
 
-@dataclass(slots=True)
-class MemoryOp:
-    """A memory instruction split at the point where the hardware may delay it.
-
-    `prepare` reads registers when the instruction issues; `complete` touches memory and writes
-    the destination. With lazy waits `complete` runs only when an s_waitcnt forces it.
-    """
-
-    counter: str
-    prepare: Callable[[Wave], Any]
-    complete: Callable[[Wave, Any], None]
-    dst_kind: str = ""
-    dst_index: int = 0
-    dst_count: int = 0
-    in_order: bool = True
-    label: str = ""
-
-    def __call__(self, wave: Wave) -> None:
-        captured = self.prepare(wave)
-        if wave.queue is None:
-            self.complete(wave, captured)
-            return
-        wave.queue.append((self, captured))
-        for i in range(self.dst_index, self.dst_index + self.dst_count):
-            if self.dst_kind == "v":
-                wave.write(i, POISON_VGPR)
-            else:
-                wave.write_sgpr(i, POISON_SGPR + i)
-
-
 class Wave:
-    """Registers and control state of one wavefront; reused from workgroup to workgroup."""
+    """Registers and control state of `n` waves; lane i belongs to wave `ids[i // 64]`."""
 
-    def __init__(self, launch: Launch, wave_id: int) -> None:
-        self.launch, self.id = launch, wave_id
-        self.vgprs = np.zeros((VECTOR_REGISTERS, WAVE_SIZE), U32)
+    def __init__(self, launch: Launch, ids: Sequence[int]) -> None:
+        self.launch, self.ids = launch, tuple(ids)
+        self.n = len(self.ids)
+        self.width = self.n * WAVE_SIZE
+        self.vgprs = np.empty((512, self.width), U32)
         self.rows = list(self.vgprs)
         self.rows_f32 = list(self.vgprs.view(F32))
         self.rows_i32 = list(self.vgprs.view(I32))
+        self.lane = np.arange(self.width)  # within the batch
+        self.lane_base = self.lane & ~63  # first lane of the lane's wave
+        self.lane_wave = np.repeat(np.array(self.ids, I32), WAVE_SIZE)
         private = launch.program.descriptor.get("private_segment_fixed_size", 0)
         self.scratch_size = -(-private // 4) * 4
-        self.scratch = ByteStore(np.zeros(WAVE_SIZE * self.scratch_size, U8))
-        self.sgprs: list[int] = []
-        self.exec, self.active = MASK64, None
-        self.scc = self.pc = 0
-        self.done = False
+        self.scratch = ByteStore(np.empty(self.width * self.scratch_size, U8))
+        self.sgprs: list[Any] = []
+        self.active: np.ndarray | None = None  # EXEC as lanes, None when every lane is on
+        self.scc: Any = 0
+        self.pc = 0
         self.overflow_clamps = False  # MODE.FP16_OVFL
-        self.queue: list[tuple[MemoryOp, Any]] | None = None
+        self.undefined = 0  # registers that nothing has written, or whose load is outstanding
+        self.queue: list[Pending] | None = None  # None: memory operations complete at once
+        self.barriers = 0
         self.memory, self.lds = launch.memory, launch.lds
         self.traffic = launch.counters.traffic if launch.counters else None
 
     def reset(self, workgroup: tuple[int, int, int]) -> None:
         """Initial register state as set up by the dispatcher."""
         descriptor = self.launch.program.descriptor
-        self.vgprs[:] = 0x7FC0DEAD
-        self.scratch.bytes[:] = 0xA5
-        self.sgprs = [0xDEAD0000 + i for i in range(128)]
-        self.set_exec(MASK64)
-        self.scc = self.pc = 0
-        self.done = False
+        for used in self.launch.used_rows:
+            self.vgprs[used] = POISON_VGPR
+        self.scratch.bytes[:] = POISON_SCRATCH
+        self.sgprs = [POISON_SGPR + i for i in range(SGPR_COUNT)]
+        self.active = None
+        self.scc = self.pc = self.barriers = 0
         self.overflow_clamps = False
         self.queue = [] if self.launch.lazy else None
         n = 2 * descriptor.get("user_sgpr_dispatch_ptr", 0)
         n += 2 * descriptor.get("user_sgpr_queue_ptr", 0)
+        defined = [vector_bit(0), scalar_bit(EXEC), scalar_bit(EXEC + 1)]
         if descriptor.get("user_sgpr_kernarg_segment_ptr"):
             self.sgprs[n] = self.launch.kernarg_address & MASK32
             self.sgprs[n + 1] = self.launch.kernarg_address >> 32
+            defined += [scalar_bit(n), scalar_bit(n + 1)]
         # Execution starts at the compatibility prologue, which loads preloaded arguments itself.
         n = descriptor.get("user_sgpr_count", 2)
         for axis, value in zip("xyz", workgroup, strict=True):
             if descriptor.get(f"system_sgpr_workgroup_id_{axis}"):
                 self.sgprs[n] = value
+                defined.append(scalar_bit(n))
                 n += 1
-        self.rows[0][:] = LANES + WAVE_SIZE * self.id
+        self.rows[0][:] = self.lane_wave * WAVE_SIZE + (self.lane & 63)
+        self.undefined = all_registers()
+        for bit in defined:
+            self.undefined &= ~bit
 
-    def set_exec(self, bits: int) -> None:
+    def set_exec(self, value: Scalar) -> None:
         """Set EXEC; `active` is None when all lanes are on."""
-        self.exec = bits & MASK64
-        self.active = None if self.exec == MASK64 else bits_to_lanes(self.exec)
+        if type(value) is int and value == MASK64:
+            self.active = None
+            return
+        lanes = mask_lanes(value, self.n)
+        self.active = None if lanes.all() else lanes
 
-    def read_sgpr(self, index: int) -> int:
+    @property
+    def exec(self) -> Scalar:
+        """EXEC as a scalar value."""
+        return MASK64 if self.active is None else LaneMask(self.active)
+
+    def _split_mask(self, index: int) -> None:
+        """Turn a lane mask held by a register pair into integers."""
+        words = self.sgprs[index].words()
+        self.sgprs[index] = uniform([w & MASK32 for w in words])
+        self.sgprs[index + 1] = uniform([w >> 32 for w in words])
+
+    def read_sgpr(self, index: int) -> int | tuple[int, ...]:
         """One 32-bit scalar register."""
         if index >= EXEC:
-            return (self.exec >> (32 * (index - EXEC))) & MASK32
+            shift = 32 * (index - EXEC)
+            return uniform([(x >> shift) & MASK32 for x in per_wave(self.exec, self.n)])
+        if type(self.sgprs[index & ~1]) is LaneMask:
+            self._split_mask(index & ~1)
         return self.sgprs[index]
 
-    def read_sgpr64(self, index: int) -> int:
+    def read_sgpr64(self, index: int) -> Scalar:
         """A pair of scalar registers."""
         if index == EXEC:
             return self.exec
-        return self.sgprs[index] | (self.sgprs[index + 1] << 32)
+        low = self.sgprs[index]
+        if type(low) is LaneMask:
+            return low
+        high = self.sgprs[index + 1]
+        if type(low) is int and type(high) is int:
+            return low | (high << 32)
+        pairs = zip(per_wave(low, self.n), per_wave(high, self.n), strict=True)
+        return uniform([x | (y << 32) for x, y in pairs])
 
-    def write_sgpr(self, index: int, value: int) -> None:
+    def write_sgpr(self, index: int, value: int | tuple[int, ...]) -> None:
         """Write one 32-bit scalar register."""
         if index >= EXEC:
             shift = 32 * (index - EXEC)
-            self.set_exec((self.exec & ~(MASK32 << shift)) | ((value & MASK32) << shift))
-        else:
-            self.sgprs[index] = value & MASK32
+            parts = zip(per_wave(self.exec, self.n), per_wave(value, self.n), strict=True)
+            self.set_exec(uniform([(x & ~(MASK32 << shift)) | (y << shift) for x, y in parts]))
+            return
+        if type(self.sgprs[index & ~1]) is LaneMask:
+            self._split_mask(index & ~1)
+        self.sgprs[index] = value
 
-    def write_sgpr64(self, index: int, value: int) -> None:
+    def write_sgpr64(self, index: int, value: Scalar) -> None:
         """Write a pair of scalar registers."""
         if index == EXEC:
             self.set_exec(value)
-        else:
+        elif type(value) is int:
             self.sgprs[index] = value & MASK32
-            self.sgprs[index + 1] = (value >> 32) & MASK32
+            self.sgprs[index + 1] = value >> 32
+        elif type(value) is LaneMask:
+            self.sgprs[index] = value
+        else:
+            self.sgprs[index] = uniform([v & MASK32 for v in value])
+            self.sgprs[index + 1] = uniform([v >> 32 for v in value])
 
-    def scalar(self, op: Operand, width: int = 32) -> int:
-        """Value of a scalar source operand as a non-negative integer."""
+    def scalar(self, op: Operand, width: int = 32) -> Scalar:
+        """Value of a scalar source operand; integers are non-negative."""
         if op.kind == "s":
             return self.read_sgpr(op.index) if width == 32 else self.read_sgpr64(op.index)
         if op.kind == "scc":
-            return self.scc
+            return self.read_scc()
         return op.constant_bits(width)
+
+    def read_scc(self) -> int | tuple[int, ...]:
+        """SCC of every wave; it is kept as the mask it came from until someone asks."""
+        if type(self.scc) is LaneMask:
+            self.scc = self.scc.nonzero()
+        return self.scc
+
+    def lanes_of(self, op: Operand) -> np.ndarray:
+        """A 64-bit mask operand as bool lanes."""
+        return mask_lanes(self.scalar(op, 64), self.n)
+
+    def write_mask(self, index: int, lanes: np.ndarray) -> None:
+        """Write a comparison result or carry to a register pair; inactive lanes get 0."""
+        self.write_sgpr64(index, LaneMask(lanes if self.active is None else lanes & self.active))
 
     def write(self, index: int, bits: Any, lanes: np.ndarray | None = None) -> None:
         """Write uint32 lanes of a vector register under EXEC and an optional lane mask."""
@@ -167,17 +194,14 @@ class Wave:
 
     def wait(self, counter: str, allowed: int) -> None:
         """s_waitcnt: complete the oldest operations until at most `allowed` are outstanding."""
-        queue = self.queue
-        if not queue:
-            return
-        mine = [item for item in queue if item[0].counter == counter]
-        if allowed and any(not op.in_order for op, _ in mine):
-            return  # scalar loads return out of order: only a wait for zero is a guarantee
-        finished = mine[: max(len(mine) - allowed, 0)]
-        done = {id(item) for item in finished}
-        self.queue = [item for item in queue if id(item) not in done]
-        for op, captured in finished:
-            try:
-                op.complete(self, captured)
-            except EmuError as error:
-                raise EmuError(f"{error}, issued by {op.label}") from error
+        if self.queue:
+            wait_for(self, counter, allowed)
+
+    def branch(self, taken: int | tuple[int, ...], target: int) -> int | None:
+        """Next instruction of a conditional branch (None: the following one).
+
+        Raises: Split: the waves disagree.
+        """
+        if type(taken) is int:
+            return target if taken else None
+        raise Split(taken, target)

@@ -48,7 +48,7 @@ def test_lds_wide(bits, exec_, lazy):
                 want[at : at + 4] = np.frombuffer(
                     int(data[10 + i][lane]).to_bytes(4, "little"), np.uint8
                 )
-    assert np.array_equal(wave.lds.store_.bytes[: len(want)], want)
+    assert np.array_equal(wave.lds.data.bytes[: len(want)], want)
 
 
 def test_lds_narrow():
@@ -79,7 +79,7 @@ def test_lds_narrow():
         for lane in range(64):
             at, x = int(where[lane]) + 3, int(data[lane]) >> shift
             want[at : at + size] = list((x & (1 << 8 * size) - 1).to_bytes(size, "little"))
-        assert np.array_equal(wave.lds.store_.bytes[: len(want)], want)
+        assert np.array_equal(wave.lds.data.bytes[: len(want)], want)
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -110,7 +110,7 @@ def test_lds_pairs(bits, st64):
             for i in range(n):
                 at = int(base[lane]) + offset * unit + 4 * i
                 want[at : at + 4] = list(int(data[10 + part * n + i][lane]).to_bytes(4, "little"))
-    assert np.array_equal(wave.lds.store_.bytes[: len(want)], want)
+    assert np.array_equal(wave.lds.data.bytes[: len(want)], want)
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -182,15 +182,15 @@ def test_lds_atomics():
                     if rtn:
                         assert int(wave.rows[3][lane]) == memory[lane % 5]
                     memory[lane % 5] = fn(memory[lane % 5], int(data[lane])) & M32
-            assert lanes(wave.lds.store_.words[:64]) == memory
+            assert lanes(wave.lds.data.words[:64]) == memory
     wave = run("ds_cmpst_rtn_b32 v3, v1, v2, v4", v={1: LANES * 4, 2: start.view(np.uint32), 4: data},
                lds=start)  # fmt: skip
-    assert lanes(wave.lds.store_.words[:64]) == lanes(data)
+    assert lanes(wave.lds.data.words[:64]) == lanes(data)
     zero = np.zeros(256, np.uint8)
     wave = run(
         "ds_add_f32 v1, v2", v={1: np.zeros(64), 2: np.float32(1.5).view(np.uint32)}, lds=zero
     )
-    assert wave.lds.store_.words.view(np.float32)[0] == 96
+    assert wave.lds.data.words.view(np.float32)[0] == 96
 
 
 def descriptor(array, records=None):
@@ -238,7 +238,6 @@ def test_buffer_store(kind, size):
     src = "v2" if n == 1 else f"v[2:{1 + n}]"
     wave = run(f"buffer_store_{kind} {src}, v1, s[4:7], 0 offen", v={1: where, **data},
                s=descriptor(memory, records), arrays=[memory], exec_=PARTIAL)  # fmt: skip
-    assert wave.done
     want = LDS[:2048].copy()
     for lane in range(64):
         for i in range(n):
@@ -264,12 +263,12 @@ def test_loads_to_lds(lazy):
             for i in range(size // 4):
                 at = int(where[lane]) + 8 + 4 * i
                 want = word(memory, at) if at < 4096 else 0
-                assert word(wave.lds.store_.bytes, 64 + 8 + lane * size + 4 * i) == want
+                assert word(wave.lds.data.bytes, 64 + 8 + lane * size + 4 * i) == want
         address = where.astype(np.uint64) % np.uint64(1024) + np.uint64(memory.ctypes.data)
         v = {2: address & np.uint64(M32), 3: address >> np.uint64(32)}
         wave = run(f"global_load_lds_{kind} v[2:3], off\ns_waitcnt vmcnt(0)", v=v, m0=0, arrays=[memory],
                    lds=zeros, lazy=lazy)  # fmt: skip
-        assert word(wave.lds.store_.bytes, 5 * size) == word(memory, int(where[5]) % 1024)
+        assert word(wave.lds.data.bytes, 5 * size) == word(memory, int(where[5]) % 1024)
 
 
 def test_discarded_load_to_lds():
@@ -278,7 +277,7 @@ def test_discarded_load_to_lds():
     text = "buffer_load_dword v1, s[4:7], 0 offen lds"
     v, s = {1: LANES * 4}, descriptor(memory)
     wave = run(text, v=v, s=s, m0=0x7FFFFFFF, arrays=[memory], lds=zeros)
-    assert not wave.lds.store_.bytes[:512].any()
+    assert not wave.lds.data.bytes[:512].any()
     with pytest.raises(EmuError, match="LDS access"):
         run(text, v=v, s=s, m0=512, arrays=[memory], lds=zeros)
 
@@ -405,25 +404,37 @@ def test_scratch_and_scalar_loads(lazy):
         assert wave.sgprs[16 : 16 + width] == lanes(memory[4 : 4 + width])
 
 
-def test_lazy_waits_expose_missing_waitcnt():
-    where = (LANES * 4).astype(np.uint32)
-    text = "ds_read_b32 v2, v1\nds_read_b32 v3, v1 offset:4\ns_waitcnt lgkmcnt({})\nv_mov_b32_e32 v4, v2\nv_mov_b32_e32 v5, v3"
-    for allowed, ok2, ok3 in ((0, True, True), (1, True, False), (2, False, False)):
-        wave = run(text.format(allowed), v={1: where}, lds=LDS, lazy=True)
-        assert (int(wave.rows[4][3]) == word(LDS, 12)) == ok2
-        assert (int(wave.rows[5][3]) == word(LDS, 16)) == ok3
+@pytest.mark.parametrize("allowed, unready", [(0, None), (1, 3), (2, 2)])
+def test_reading_a_register_before_its_load_was_waited_for(allowed, unready):
+    text = (
+        "ds_read_b32 v2, v1\nds_read_b32 v3, v1 offset:4\ns_waitcnt lgkmcnt({})\n"
+        "v_mov_b32_e32 v4, v2\nv_mov_b32_e32 v5, v3"
+    ).format(allowed)
+    arguments = {"v": {1: (LANES * 4).astype(np.uint32)}, "lds": LDS, "lazy": True}
+    if unready is None:
+        wave = run(text, **arguments)
+        assert int(wave.rows[4][3]) == word(LDS, 12)
+        assert int(wave.rows[5][3]) == word(LDS, 16)
+        return
+    with pytest.raises(EmuError, match=rf"line {2 + unready}: .*reads v{unready} without waiting"):
+        run(text, **arguments)
 
 
-def test_scalar_loads_return_out_of_order():
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_scalar_loads_return_out_of_order(allowed):
     """A wait for a non-zero count guarantees nothing while scalar loads are outstanding."""
     memory = ints(1)
     base = memory.ctypes.data
-    text = "s_load_dword s4, s[0:1], 0x0\ns_load_dword s5, s[0:1], 0x4\ns_waitcnt lgkmcnt({})\ns_mov_b32 s6, s4"
-    for allowed, ready in ((0, True), (1, False)):
-        wave = run(
-            text.format(allowed), s={0: base & M32, 1: base >> 32}, arrays=[memory], lazy=True
-        )
-        assert (wave.sgprs[6] == int(memory[0])) == ready
+    text = (
+        "s_load_dword s4, s[0:1], 0x0\ns_load_dword s5, s[0:1], 0x4\n"
+        f"s_waitcnt lgkmcnt({allowed})\ns_mov_b32 s6, s4"
+    )
+    arguments = {"s": {0: base & M32, 1: base >> 32}, "arrays": [memory], "lazy": True}
+    if allowed:
+        with pytest.raises(EmuError, match="reads s4 without waiting for line 1: s_load_dword"):
+            run(text, **arguments)
+    else:
+        assert run(text, **arguments).sgprs[6] == int(memory[0])
 
 
 def test_bounds_and_unknown_instructions():

@@ -1,7 +1,7 @@
 """Scalar instructions against Python integer arithmetic."""
 
 import pytest
-from harness import EDGE_INTS, FULL, M32, RNG, run, signed
+from harness import EDGE_INTS, FULL, M32, RNG, exec_bits, run, signed
 
 VALUES = EDGE_INTS + [int(x) for x in RNG.integers(0, 2**32, 12)]
 PAIRS = [(a, b) for a in VALUES[::2] for b in VALUES[1::3]]
@@ -208,10 +208,10 @@ def test_exec_mask_instructions():
         wave = run(
             f"s_{name}_saveexec_b64 s[2:3], s[0:1]", s={0: mask & M32, 1: mask >> 32}, exec_=old
         )
-        assert (wave.exec, wave.read_sgpr64(2), wave.scc) == (want & FULL, old, int(want != 0))
+        assert (exec_bits(wave), wave.read_sgpr64(2), wave.scc) == (want & FULL, old, int(want != 0))
     wave = run("s_and_saveexec_b64 s[2:3], 0")
-    assert (wave.exec, wave.scc) == (0, 0)
-    assert run("s_mov_b32 exec_hi, 0").exec == M32
+    assert (exec_bits(wave), wave.scc) == (0, 0)
+    assert exec_bits(run("s_mov_b32 exec_hi, 0")) == M32
 
 
 def test_branches():

@@ -12,6 +12,7 @@ from harness import (
     b16,
     b32,
     bf16,
+    exec_bits,
     f16,
     f32,
     f64,
@@ -449,9 +450,9 @@ def test_compare(kind, exec_):
         assert wave.read_sgpr64(106) == bits & exec_, name
         wave = run(f"v_cmp_{name}_{kind}_e64 s[4:5], v1, v2", v={1: a, 2: b}, exec_=exec_)
         assert wave.read_sgpr64(4) == bits & exec_
-        assert wave.exec == exec_
+        assert exec_bits(wave) == exec_
         wave = run(f"v_cmpx_{name}_{kind}_e64 s[4:5], v1, v2", v={1: a, 2: b}, exec_=exec_)
-        assert wave.read_sgpr64(4) == wave.exec == bits & exec_
+        assert wave.read_sgpr64(4) == exec_bits(wave) == bits & exec_
     if kind in ("i32", "u32"):  # 64-bit comparisons on register pairs, scalars and constants
         for name in integer_names:
             pairs = [(x << 32 | y, y << 32 | x) for x, y in zip(lanes(a), lanes(b), strict=False)]

@@ -1,0 +1,1 @@
+"""Benchmarks of triton_attn against SGLang's Triton kernels in the same process."""

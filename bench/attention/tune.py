@@ -1,0 +1,105 @@
+"""Measure launch configurations on this GPU: `python -m bench.attention.tune OUT.jsonl [prefill] [decode]`.
+
+A configuration that does not compile or launch is recorded with its message; the winners go into triton_attn/tuning.py
+by hand, with the file's name as their source.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import triton
+
+from bench.attention.gate import run_decode, run_prefill
+from bench.attention.problems import make_problem
+from bench.attention.timing import time_graph, time_stream
+from kernel_base.tuning import TuningRow
+from triton_attn import DecodeWorkspace
+
+FAILURES = (RuntimeError, ValueError, triton.runtime.errors.OutOfResources, triton.CompilationError)
+
+
+def _row(constexprs, options):
+    return TuningRow(arch="sm90", constexprs=constexprs, options=options, evidence="guess", source="under test")
+
+
+def prefill_configs():
+    for m, n, stages, warps, programs in (
+        (128, 64, 3, 8, 1), (128, 64, 2, 8, 1), (128, 64, 4, 8, 1), (128, 128, 2, 8, 1), (128, 32, 3, 8, 2), (64, 64, 2, 4, 2),
+        (64, 64, 3, 4, 2), (64, 128, 2, 4, 2), (64, 32, 3, 4, 3), (128, 64, 3, 4, 1),
+    ):  # fmt: skip
+        constexprs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_C": 64, "STAGES": stages, "PROGRAMS_PER_CU": programs}
+        yield _row(constexprs, {"num_warps": warps})
+
+
+def decode_configs(window):
+    for n in (32, 64, 128):
+        for split in (128, 256, 512):
+            for warps, stages in ((4, 2), (4, 3), (4, 4), (8, 3), (2, 4)):
+                if split >= n:
+                    yield _row({"BLOCK_N": n, "SPLIT": split, "STAGES": stages}, {"num_warps": warps})
+
+
+def _measure(results, label, row, timer, fn):
+    record = {"case": label, **row.constexprs, **row.options}
+    try:
+        record["p20_us"], record["p50_us"], record["p80_us"] = timer(fn)
+    except FAILURES as problem:
+        record["message"] = repr(problem)[:200]
+    results.append(record)
+
+
+def tune_prefill(results):
+    for label, h, g, window, extent in (("local 8/2", 8, 2, 512, 512), ("global 8/1", 8, 1, 0, 1024)):
+        p = make_problem(q_lens=[8192], kv_lens=[8192], heads=h, kv_heads=g, window=window, extent=extent)
+        out = torch.empty_like(p.q)
+        for row in prefill_configs():
+            for biased in (False, True):
+                name = f"prefill {label} {'bias' if biased else 'none'}"
+                _measure(
+                    results, name, row, lambda f: time_stream(f, repeats=10, warmup=2),
+                    lambda b=biased, r=row: run_prefill(p, biased=b, row=r, out=out),
+                )  # fmt: skip
+
+
+def tune_decode(results):
+    for batch, context, q_len, h, g, window, extent in (
+        (1, 8192, 1, 8, 1, 0, 1024), (32, 8192, 1, 8, 1, 0, 1024), (128, 8192, 1, 8, 1, 0, 1024),
+        (1, 8192, 1, 8, 2, 512, 512), (32, 8192, 1, 8, 2, 512, 512), (32, 8192, 4, 8, 1, 0, 1024), (32, 8192, 9, 8, 1, 0, 1024),
+    ):  # fmt: skip
+        p = make_problem(
+            q_lens=[q_len] * batch, kv_lens=[context] * batch, heads=h, kv_heads=g, window=window, extent=extent
+        )
+        out = torch.empty_like(p.q)
+        work = DecodeWorkspace.allocate(
+            p.q.device, max_requests=batch, num_kv_heads=g, max_rows=h // g * q_len, head_dim=128
+        )
+        for row in decode_configs(window):
+            name = f"decode b{batch} c{context} q{q_len} {h}/{g} w{window}"
+            _measure(
+                results, name, row, lambda f: time_graph(f, calls=10, repeats=5),
+                lambda r=row: run_decode(p, row=r, workspace=work, out=out),
+            )  # fmt: skip
+
+
+def main():
+    path, what = sys.argv[1], sys.argv[2:] or ["prefill", "decode"]
+    results = []
+    for name, tune in (("prefill", tune_prefill), ("decode", tune_decode)):
+        if name in what:
+            tune(results)
+    with open(path, "a") as file:
+        file.writelines(json.dumps(r) + "\n" for r in results)
+    for case in dict.fromkeys(r["case"] for r in results):
+        rows = sorted((r for r in results if r["case"] == case and "p50_us" in r), key=lambda r: r["p50_us"])
+        for r in rows[:4]:
+            print(case, r["p50_us"], {k: v for k, v in r.items() if not k.endswith("_us") and k != "case"})
+        failed = [r for r in results if r["case"] == case and "message" in r]
+        if failed:
+            print(case, len(failed), "failed, e.g.", failed[0]["message"][:150])
+
+
+if __name__ == "__main__":
+    main()
