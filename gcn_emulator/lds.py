@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gcn_emulator.counters import Traffic
-from gcn_emulator.formats import I64, U8, U32, WAVE_SIZE, EmuError
+from gcn_emulator.formats import I32, U8, U32, WAVE_SIZE, EmuError
 from gcn_emulator.storage import ByteStore
 
 if TYPE_CHECKING:
     from gcn_emulator.wave import Wave
 
 POISON_LDS = 0xA5
+_STEPS = [np.arange(n)[:, None] for n in range(17)]
 
 
 class RaceDetector:
@@ -30,8 +31,8 @@ class RaceDetector:
     def __init__(self, size: int) -> None:
         self.size = -(-size // 4) * 4
         self.unit = 4
-        self.writer = np.zeros(self.size // 4, I64)
-        self.reader = np.zeros(self.size // 4, I64)
+        self.writer = np.zeros(self.size // 4, I32)
+        self.reader = np.zeros(self.size // 4, I32)
         self.epoch = 1
         self.start = 0  # cells written before this stamp belong to an earlier workgroup
         self.found: Counter[str] = Counter()
@@ -42,54 +43,55 @@ class RaceDetector:
         self.start = self.epoch * WAVE_SIZE
 
     def cells(self, address: np.ndarray, size: int) -> np.ndarray:
-        """Cells an access touches: int[lanes, cells per lane]."""
+        """Cells an access touches: int[cells per lane, lanes]."""
         if self.unit == 4 and (size < 4 or (address & 3).any()):
             self.unit = 1
             self.writer = np.repeat(self.writer, 4)
             self.reader = np.repeat(self.reader, 4)
         if self.unit == 4:
-            return (address[:, None] >> 2) + np.arange(size // 4)
-        return address[:, None] + np.arange(size)
+            return (address >> 2) + _STEPS[size // 4]
+        return address + _STEPS[size]
 
     def read(self, stamp: np.ndarray, index: np.ndarray, label: str) -> None:
         """Record a read of cells `index` by the waves `stamp` (epoch * 64 + wave per lane).
 
         Raises: EmuError: nothing in this workgroup has written one of the cells.
         """
-        base, mine = self.epoch * WAVE_SIZE, stamp[:, None]
+        base = self.epoch * WAVE_SIZE
         written = self.writer[index]
-        if (written < self.start).any():
-            lane, cell = np.argwhere(written < self.start)[0]
-            raise EmuError(
-                f"read of LDS byte {int(index[lane, cell]) * self.unit}, which nothing has written"
-            )
-        if ((written >= base) & (written != mine)).any():
+        if written.min() < self.start:
+            cell = int(index[written < self.start][0]) * self.unit
+            raise EmuError(f"read of LDS byte {cell}, which nothing has written")
+        if written.max() >= base and ((written >= base) & (written != stamp)).any():
             self.found[f"read after write: {label}"] += 1
-        previous = self.reader[index]
-        several = (previous >= base) & (previous != mine)
-        self.reader[index] = np.where(several, base + self.SEVERAL, mine)
-        clash = self.reader[index] != mine
-        if clash.any():
-            self.reader[index[clash]] = base + self.SEVERAL
+        previous, mine = self.reader[index], np.broadcast_to(stamp, index.shape)
+        if previous.max() >= base:
+            several = (previous >= base) & (previous != stamp)
+            mine = np.where(several, base + self.SEVERAL, mine)
+        self.reader[index] = mine
+        if stamp[0] != stamp[-1]:  # several waves in this instruction
+            clash = self.reader[index] != mine
+            if clash.any():
+                self.reader[index[clash]] = base + self.SEVERAL
 
     def write(self, stamp: np.ndarray, index: np.ndarray, changed: np.ndarray, label: str) -> None:
         """Record a write of cells `index`; `changed` says which got a new value."""
-        base, mine = self.epoch * WAVE_SIZE, np.broadcast_to(stamp[:, None], index.shape)
+        base, mine = self.epoch * WAVE_SIZE, np.broadcast_to(stamp, index.shape)
         written = self.writer[index]
-        if ((written >= base) & (written != mine) & changed).any():
-            self.found[f"write after write: {label}"] += 1
+        if written.max() >= base:
+            if ((written >= base) & (written != stamp) & changed).any():
+                self.found[f"write after write: {label}"] += 1
+            touched = changed | (written < base)
+            self.writer[index[touched]] = mine[touched]
+        else:
+            self.writer[index] = mine
         read = self.reader[index]
-        if ((read >= base) & (read != mine) & changed).any():
+        if read.max() >= base and ((read >= base) & (read != stamp) & changed).any():
             self.found[f"write after read: {label}"] += 1
-        touched = changed | (written < base)
-        self.writer[index[touched]] = mine[touched]
 
-    def overwritten(
-        self, stamp: np.ndarray, index: np.ndarray, lost: np.ndarray, label: str
-    ) -> None:
+    def overwritten(self, stamp: np.ndarray, index: np.ndarray, lost: np.ndarray, label: str) -> None:
         """Cells whose value was replaced by another lane of the same instruction."""
-        winner = self.writer[index]
-        if (lost & (winner != stamp[:, None])).any():
+        if (lost & (self.writer[index] != stamp)).any():
             self.found[f"write after write: {label}"] += 1
 
 
@@ -132,8 +134,13 @@ class LocalMemory:
         if not len(address):
             return np.zeros((max(size // 4, 1), 0), U32)
         self._check(wave, address, size, mask)
-        if self.races:
-            self.races.read(self._stamp(wave, mask), self.races.cells(address, size), label)
+        races = self.races
+        if races is None:
+            return self.data.gather(address, size)
+        index = races.cells(address, size)
+        races.read(self._stamp(wave, mask), index, label)
+        if races.unit == 4:
+            return self.data.words[index]
         return self.data.gather(address, size)
 
     def store(
@@ -150,9 +157,9 @@ class LocalMemory:
             return
         index, stamp = races.cells(address, size), self._stamp(wave, mask)
         if races.unit == 4:
-            cells, new = self.data.words, data.T
+            cells, new = self.data.words, data
         else:
-            cells, new = self.data.bytes, np.ascontiguousarray(data.T).view(U8)[:, :size]
+            cells, new = self.data.bytes, np.ascontiguousarray(data.T).view(U8)[:, :size].T
         races.write(stamp, index, cells[index] != new, label)
         cells[index] = new
         if wave.n > 1:
