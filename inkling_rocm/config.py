@@ -16,6 +16,11 @@ from typing import Any
 from inkling_rocm.config_keys import AUDIO, MTP, TEXT, TOP, VISION, Section
 
 DTYPES = ("bfloat16", "float16", "float32")
+_MTP_KEYS_IN_TEXT = {
+    "num_nextn_predict_layers": "num_mtp_layers",
+    "local_layer_ids": "mtp_local_layer_ids",
+    "chain_hidden_post_norm": "chain_hidden_post_norm",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,38 +301,35 @@ def _parse_moe(section: Section, expert_key: str) -> MoEConfig:
 
 def _parse_mtp(top: Section, text_section: Section, text: TextConfig) -> MTPConfig | None:
     """mtp_config at top level (released), or the same facts inside text_config (transformers);
-    a file transformers re-saved has both."""
-    found = []
-    if top.pick("mtp_config")[1] is not None:
-        section = Section(top.values["mtp_config"], "mtp_config", MTP)
-        extent = section.optional_integer("local_extent")
-        if extent is not None and extent != text.local_attention.extent:
-            raise ValueError(
-                f"{section.label('local_extent')} is {extent}; only the local layers' "
-                f"{text.local_attention.extent} is implemented"
-            )
-        found.append(_mtp_blocks(section, "num_nextn_predict_layers", "local_layer_ids"))
-    if text_section.pick("num_mtp_layers")[1] is not None:
-        found.append(_mtp_blocks(text_section, "num_mtp_layers", "mtp_local_layer_ids"))
-    if len(found) == 2 and found[0] != found[1]:
+    a file transformers re-saved has both, which must agree."""
+    values = top.pick("mtp_config")[1]
+    section = Section({} if values is None else values, "mtp_config", MTP)
+    extent = section.optional_integer("local_extent")
+    if extent is not None and extent != text.local_attention.extent:
         raise ValueError(
-            f"config.json: mtp_config says {found[0]} but text_config's MTP keys say {found[1]}"
+            f"{section.label('local_extent')} is {extent}; only the local layers' "
+            f"{text.local_attention.extent} is implemented"
         )
-    return found[0] if found else None
-
-
-def _mtp_blocks(section: Section, count_key: str, local_key: str) -> MTPConfig | None:
-    num_blocks = section.integer(count_key, minimum=0)
+    merged = {}
+    for key, text_key in _MTP_KEYS_IN_TEXT.items():
+        here, there = section.pick(key)[1], text_section.pick(text_key)[1]
+        if here is not None and there is not None and here != there:
+            raise ValueError(
+                f"{section.label(key)} is {here!r} but text_config.{text_key} is {there!r}; both "
+                f"name the same thing, so they must agree"
+            )
+        merged[key] = there if here is None else here
+    both = Section(merged, "mtp_config", MTP)
+    chained = both.boolean("chain_hidden_post_norm", default=False)
+    if values is None and merged["num_nextn_predict_layers"] is None:
+        return None
+    num_blocks = both.integer("num_nextn_predict_layers", minimum=0)
+    flags = (False,) * num_blocks
     if num_blocks == 0:
         return None
-    no_locals = section.pick(local_key)[1] is None
-    return MTPConfig(
-        num_blocks=num_blocks,
-        block_is_local=(
-            (False,) * num_blocks if no_locals else section.index_flags(local_key, num_blocks)
-        ),
-        chain_hidden_post_norm=section.boolean("chain_hidden_post_norm", default=False),
-    )
+    if merged["local_layer_ids"] is not None:
+        flags = both.index_flags("local_layer_ids", num_blocks)
+    return MTPConfig(num_blocks=num_blocks, block_is_local=flags, chain_hidden_post_norm=chained)
 
 
 def _parse_audio(top: Section, hidden_size: int) -> AudioConfig | None:

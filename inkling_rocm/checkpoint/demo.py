@@ -34,7 +34,7 @@ from inkling_rocm.config import (
     VisionConfig,
 )
 
-_VERSION = 1  # raise it when the way the weights are made changes
+_VERSION = 2  # raise it when the way the weights are made changes
 _MANIFEST = "demo.json"  # size and digest of every other file, written last
 _SHARD_BYTES = 64_000_000
 _END_OF_TURN = 200006
