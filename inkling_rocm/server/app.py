@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,11 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-
+from inkling_rocm.engine import Engine
 from inkling_rocm.engine.request import RequestError
 from inkling_rocm.server import errors, metrics, protocol
 from inkling_rocm.server.access import RequireKey
-from inkling_rocm.server.backend import Backend
 from inkling_rocm.server.chat import create_chat
 from inkling_rocm.server.completions import create_completion
 from inkling_rocm.server.context import ServerContext, ServerSettings, json_response
@@ -39,22 +39,29 @@ _POST_ROUTES: tuple[tuple[str, Endpoint, type[BaseModel]], ...] = (
 
 
 def create_app(
-    engine: Backend,
+    engine: Engine,
     settings: ServerSettings,
     *,
     observed: metrics.PrometheusMetrics | None = None,
-    renderer: ChatRenderer | None = None,
 ) -> FastAPI:
     """The application around a running engine.
 
     Args:
         observed: the metrics object the engine reports to; its state gauges are added here.
-        renderer: None builds one.
+
+    Raises:
+        ValueError: the engine has no tokenizer.
     """
+    if engine.tokenizer is None:
+        raise ValueError(
+            "the server needs a tokenizer: start the engine without skip_tokenizer_init"
+        )
     observed = observed or metrics.PrometheusMetrics()
     metrics.watch(observed, engine)
-    context = ServerContext(engine=engine, renderer=renderer or ChatRenderer(), settings=settings)
-    app = FastAPI(title="inkling-rocm", version="0.1.0", redoc_url=None)
+    context = ServerContext(
+        engine=engine, renderer=ChatRenderer(engine.tokenizer.native), settings=settings
+    )
+    app = FastAPI(title="inkling-rocm", version=version("inkling-rocm"), redoc_url=None)
     app.state.context = context
     app.add_exception_handler(errors.ApiError, errors.on_api_error)
     app.add_exception_handler(RequestError, errors.on_api_error)

@@ -10,6 +10,8 @@ from inkling_rocm.engine.detokenizer import StopStrings
 from inkling_rocm.engine.request import TokenLogprob, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
 from inkling_rocm.server.blocks import FIRST_SPECIAL, BlockKind, Delta, TurnParser
+from inkling_rocm.server.context import engine_failure
+from inkling_rocm.server.errors import ApiError
 
 _MIN_LOGPROB = -9999.0  # JSON has no -inf; OpenAI's floor
 
@@ -24,7 +26,7 @@ class ChatChoice:
 
     Attributes:
         finish_reason: OpenAI's word, None while running. completion_tokens: generated so far, up to
-            the end of the answer. error: the engine's message when it failed.
+            the end of the answer. error: what to tell when the engine failed.
         message: the answer so far, as the non-streaming endpoint returns it.
     """
 
@@ -41,7 +43,7 @@ class ChatChoice:
         self.index = index
         self.finish_reason: str | None = None
         self.completion_tokens = 0
-        self.error: str | None = None
+        self.error: ApiError | None = None
         self._codec = codec
         self._parser = TurnParser(codec.token_bytes, open_block=open_block)
         self._stops = StopStrings(stops, keep_match=False)
@@ -98,7 +100,7 @@ class ChatChoice:
     def _finish(self, update: Update) -> None:
         reason: str = update.finish_reason or "stop"
         if reason in ("abort", "error"):
-            self.error = update.error or "the request was aborted by the server"
+            self.error = engine_failure(update)
         elif reason == "stop" and self._tool_calls:
             reason = "tool_calls"
         self.finish_reason = reason
@@ -115,14 +117,11 @@ class ChatChoice:
             self._reasoning.append(delta.text)
             _add_text(out, "reasoning_content", delta.text)
         elif delta.kind == "tool_name":
-            call = {
-                "id": f"call_{uuid.uuid4().hex[:24]}",
-                "type": "function",
-                "function": {"name": delta.text, "arguments": ""},
-            }
-            self._tool_calls.append(call)
-            sent = {"index": delta.index, **call, "function": dict(call["function"])}  # type: ignore[call-overload]
-            out.append({"delta": {"tool_calls": [sent]}})
+            head = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
+            kept, sent = ({"name": delta.text, "arguments": ""} for _ in range(2))
+            self._tool_calls.append({**head, "function": kept})
+            call = {"index": delta.index, **head, "function": sent}
+            out.append({"delta": {"tool_calls": [call]}})
         elif delta.kind == "tool_arguments":
             self._tool_calls[delta.index]["function"]["arguments"] += delta.text
             _add_arguments(out, delta)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inkling_rocm.engine import RequestHandle
 from inkling_rocm.engine.request import Update
 from inkling_rocm.server import blocks, grammar
 from inkling_rocm.server.assemble import ChatChoice
-from inkling_rocm.server.backend import Handle
 from inkling_rocm.server.context import ServerContext, json_response, usage
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import ChatBody, NamedToolChoice, Tool
@@ -22,7 +22,8 @@ from inkling_rocm.server.render import RenderedPrompt, parse_effort
 from inkling_rocm.server.sampling import sampling_params, stop_strings
 from inkling_rocm.server.streaming import DONE, EventStream, event, unless_disconnected
 
-_BAN = -1e9  # an added logit that no sampling survives
+# Added to logits, this survives no sampling.
+_NO_CALLS = {blocks.INVOKE_TOOL_JSON: -1e9, blocks.INVOKE_TOOL_TEXT: -1e9}
 
 
 @dataclass(kw_only=True)
@@ -32,7 +33,7 @@ class _Chat:
     id: str
     created: int
     model: str
-    handle: Handle
+    handle: RequestHandle
     choices: list[ChatChoice]
     prompt_tokens: int
     include_usage: bool
@@ -80,36 +81,30 @@ def _start(context: ServerContext, body: ChatBody) -> _Chat:
         effort=effort,
         continue_final=bool(body.continue_final_message),
     )
-    if body.max_completion_tokens is not None:
-        wanted, name = body.max_completion_tokens, "max_completion_tokens"
-    else:
-        wanted, name = body.max_tokens, "max_tokens"
-    extra: dict[str, Any] = {"skip_special_tokens": False, "stop": ()}
-    turn = _turn_grammar(body, tools, choice, prompt, reasoning=effort > 0)
-    if turn is not None:
-        extra["grammar"] = turn
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    wanted: int | None = getattr(body, name)
     params = sampling_params(
         body,
         max_new_tokens=context.room(len(prompt.ids), wanted, name),
-        vocab_size=context.engine.vocab_size,
-        **extra,
+        vocab_size=context.vocab_size,
+        stop=(),  # stop strings act on the answer only, which the engine cannot tell apart
+        grammar=_turn_grammar(body, tools, choice, prompt, reasoning=effort > 0),
     )
     if tools and choice == "none":
-        bans = {blocks.INVOKE_TOOL_JSON: _BAN, blocks.INVOKE_TOOL_TEXT: _BAN}
-        params = sampling_params(
-            body,
-            max_new_tokens=params.max_new_tokens,
-            vocab_size=context.engine.vocab_size,
-            **extra,
-            logit_bias={**params.logit_bias, **bans},
-        )
+        params = replace(params, logit_bias={**params.logit_bias, **_NO_CALLS})
     if body.top_logprobs and not body.logprobs:
         raise ApiError(
             "top_logprobs needs logprobs: true.", code="invalid_value", param="top_logprobs"
         )
     rid = f"chatcmpl-{uuid.uuid4().hex}"
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    handle = context.submit(prompt.ids, params, rid, logprobs=logprobs)
+    handle = context.submit(
+        prompt.ids,
+        params,
+        rid,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        # What ends the turn on this side must be seen as it comes.
+        stream=bool(body.stream or stop_strings(body) or body.parallel_tool_calls is False),
+    )
     return _Chat(
         id=rid,
         created=int(time.time()),
@@ -221,7 +216,7 @@ async def _collect(chat: _Chat) -> dict[str, Any]:
         choice = chat.choices[update.index]
         choice.push(update)
         if choice.error is not None:
-            raise ApiError(choice.error, status=500, code="engine_error")
+            raise choice.error
         if chat.done:
             break
     choices = [
@@ -261,7 +256,7 @@ async def _events(chat: _Chat) -> AsyncIterator[bytes]:
         for piece in choice.push(update):
             yield chunk(choice, piece["delta"], logprobs=piece.get("logprobs"))
         if choice.error is not None:
-            yield event(ApiError(choice.error, status=500, code="engine_error").body())
+            yield event(choice.error.body())
             break
         if choice.finish_reason is not None:
             yield chunk(choice, {}, finish_reason=choice.finish_reason)

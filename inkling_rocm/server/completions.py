@@ -6,17 +6,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inkling_rocm.engine import RequestHandle
 from inkling_rocm.engine.request import RequestError, SamplingParams, TokenLogprob, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
 from inkling_rocm.server.assemble import floor_logprob
-from inkling_rocm.server.backend import Handle
-from inkling_rocm.server.context import ServerContext, json_response, usage
+from inkling_rocm.server.context import ServerContext, engine_failure, json_response, usage
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import CompletionBody
 from inkling_rocm.server.sampling import sampling_params
@@ -79,7 +78,7 @@ class _Completion:
     prompts: list[list[int]]
     echo: list[str] | None
     include_usage: bool
-    handles: list[Handle] = field(default_factory=list)
+    handles: list[RequestHandle] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
     cached_tokens: list[int] = field(default_factory=list)
 
@@ -108,8 +107,7 @@ class _Completion:
         number = position * self.n + update.index
         choice = self.choices[number]
         if update.finish_reason in ("abort", "error"):
-            message = update.error or "the request was aborted by the server"
-            raise ApiError(message, status=500, code="engine_error")
+            raise engine_failure(update)
         cached = max(self.cached_tokens[position], update.cached_tokens)
         self.cached_tokens[position] = cached
         text, entries = update.text, update.logprobs
@@ -142,7 +140,7 @@ def _start(context: ServerContext, body: CompletionBody) -> _Completion:
         sampling_params(
             body,
             max_new_tokens=context.room(len(ids), wanted, "max_tokens"),
-            vocab_size=context.engine.vocab_size,
+            vocab_size=context.vocab_size,
         )
         for ids in prompts
     ]
@@ -160,11 +158,12 @@ def _start(context: ServerContext, body: CompletionBody) -> _Completion:
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         cached_tokens=[0] * len(prompts),
     )
+    rids = [f"{completion.id}-{position}" for position in range(len(prompts))]
     submit_all(
         context,
         completion.handles,
-        list(zip(prompts, params, strict=True)),
-        completion.id,
+        list(zip(rids, prompts, params, strict=True)),
+        stream=bool(body.stream),
         logprobs=body.logprobs,
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,
     )
@@ -173,16 +172,15 @@ def _start(context: ServerContext, body: CompletionBody) -> _Completion:
 
 def submit_all(
     context: ServerContext,
-    handles: list[Handle],
-    jobs: list[tuple[list[int], SamplingParams]],
-    rid: str,
+    handles: list[RequestHandle],
+    jobs: list[tuple[str, list[int], SamplingParams]],
     **options: Any,
 ) -> None:
-    """Submit all jobs into `handles`; when one is refused, abort those that ran and raise."""
-    start = partial(context.submit, **options)
-    for position, (ids, params) in enumerate(jobs):
+    """Submit every (rid, prompt ids, params) into `handles`; when one is refused, abort those that
+    run already and raise."""
+    for rid, ids, params in jobs:
         try:
-            handles.append(start(ids, params, rid if len(jobs) == 1 else f"{rid}-{position}"))
+            handles.append(context.submit(ids, params, rid, **options))
         except (ApiError, RequestError):
             for handle in handles:
                 handle.abort()
@@ -202,7 +200,7 @@ def prompt_ids(
             code="invalid_value",
             param=param,
         )
-    codec, vocab_size = context.tokenizer, context.engine.vocab_size
+    codec, vocab_size = context.tokenizer, context.vocab_size
     out = []
     for entry in many:
         ids = codec.encode(entry) if isinstance(entry, str) else list(entry)

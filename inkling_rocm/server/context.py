@@ -13,11 +13,13 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inkling_rocm.engine.request import SamplingParams
+from inkling_rocm.engine import Engine, RequestHandle
+from inkling_rocm.engine.request import SamplingParams, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
-from inkling_rocm.server.backend import Backend, Handle
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.render import ChatRenderer
+
+_NO_TOKEN = "no token can follow"
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -43,7 +45,7 @@ class ServerSettings:
 class ServerContext:
     """Shared by the endpoints of one application."""
 
-    engine: Backend
+    engine: Engine
     renderer: ChatRenderer
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
@@ -57,6 +59,11 @@ class ServerContext:
     def tokenizer(self) -> Tokenizer:
         assert self.engine.tokenizer is not None, "the server needs an engine with a tokenizer"
         return self.engine.tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Real vocabulary rows; the padding rows are no tokens."""
+        return self.engine.config.text.unpadded_vocab_size
 
     async def read(self, request: Request, model: type[M]) -> M:
         """The request's JSON body, validated.
@@ -106,7 +113,7 @@ class ServerContext:
             asked = f" and {wanted} for the completion" if wanted else ""
             raise ApiError(
                 f"This model's maximum context length is {limit} tokens, but the request has "
-                f"{prompt_tokens} tokens in the prompt{asked}. Shorten the prompt or lower {param}.",
+                f"{prompt_tokens} prompt tokens{asked}. Shorten the prompt or lower {param}.",
                 code="context_length_exceeded",
                 param=param if wanted and prompt_tokens < limit else "prompt",
             )
@@ -114,8 +121,13 @@ class ServerContext:
 
     def submit(
         self, prompt_ids: list[int], params: SamplingParams, rid: str, **options: Any
-    ) -> Handle:
+    ) -> RequestHandle:
         """Start a request. Raises: ApiError when draining; RequestError from the engine."""
+        self.refuse_when_draining()
+        return self.engine.submit(prompt_ids, params, rid=rid, **options)
+
+    def refuse_when_draining(self) -> None:
+        """Raises: ApiError: 503, the server takes no new requests."""
         if self.draining:
             raise ApiError(
                 "The server is shutting down.",
@@ -123,7 +135,6 @@ class ServerContext:
                 code="shutting_down",
                 headers={"Retry-After": "1"},
             )
-        return self.engine.submit(prompt_ids, params, rid=rid, **options)
 
 
 def usage(
@@ -142,6 +153,21 @@ def usage(
 def json_response(payload: Any) -> Response:
     """A JSON answer."""
     return Response(orjson.dumps(payload), media_type="application/json")
+
+
+def failure(message: str) -> ApiError:
+    """What to tell the client when the engine could not finish its request."""
+    if _NO_TOKEN in message:  # the request's own constraints exclude every token
+        return ApiError(message, code="no_token_possible")
+    return ApiError(message, status=500, code="engine_error")
+
+
+def engine_failure(update: Update) -> ApiError:
+    """The same for a continuation that ended in "error" or "abort"."""
+    if update.finish_reason == "abort":
+        message = "The request was aborted by the server."
+        return ApiError(message, status=503, code="aborted")
+    return failure(update.error or "the engine gave no reason")
 
 
 async def _read_bytes(request: Request, limit: int) -> bytes:

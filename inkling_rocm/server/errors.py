@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: {"error": {message, type, param, code}} and the status that goes with it."""
+"""Errors in OpenAI's form, {"error": {message, type, param, code}}, with the status of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from inkling_rocm.engine.request import RequestError
 
 # What the engine refuses, by RequestError.code; every other code is a plain bad request.
-_STATUS_OF_CODE = {"queue_full": 429, "shutting_down": 503, "engine_dead": 503}
+_STATUS_OF_CODE = {"queue_full": 429, "shutting_down": 503, "engine_failed": 503}
 _TYPE_OF_STATUS = {
     401: "authentication_error",
     403: "permission_error",

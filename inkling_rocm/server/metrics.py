@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from inkling_rocm.engine import Engine
 from inkling_rocm.engine.metrics import EngineStats
-from inkling_rocm.server.backend import Backend
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -84,7 +84,7 @@ class PrometheusMetrics:
 class EngineGauges:
     """Collector that reads the engine's state when it is scraped."""
 
-    def __init__(self, engine: Backend) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:

@@ -160,12 +160,39 @@ class DetokenizeBody(Body):
     tokens: list[Token]
 
 
+class NativeSampling(Body):
+    """SGLang's sampling_params."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-1e4, le=1e4)]] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Token] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    sampling_seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+
+
 class GenerateBody(Body):
     """POST /generate, SGLang's own form."""
 
     text: str | list[str] | None = None
     input_ids: list[Token] | list[list[Token]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
     rid: str | list[str] | None = None
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, lt=2**31)] | None = None

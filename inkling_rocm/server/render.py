@@ -64,11 +64,11 @@ class ChatRenderer:
     """Renders conversations. One instance serves all requests.
 
     Args:
-        tokenizer: the o200k chat tokenizer; None builds one (about a second).
+        tokenizer: the o200k chat tokenizer.
     """
 
-    def __init__(self, tokenizer: O200kBaseChatTokenizer | None = None) -> None:
-        self._tokenizer = tokenizer or O200kBaseChatTokenizer()
+    def __init__(self, tokenizer: O200kBaseChatTokenizer) -> None:
+        self._tokenizer = tokenizer
         self._renderer = v0.Renderer(self._tokenizer)
 
     def render(
@@ -185,8 +185,8 @@ def _texts(content: str | list[ContentPart] | None, where: str) -> list[str]:
     for index, part in enumerate(content):
         if part.type in _IMAGE_PARTS:
             raise ApiError(
-                f"Content part {part.type!r}: images and audio are not supported by this server yet; "
-                "send text parts.",
+                f"Content part {part.type!r}: images and audio are not supported by this server "
+                "yet; send text parts.",
                 code="unsupported_content",
                 param=f"{where}.content[{index}].type",
             )

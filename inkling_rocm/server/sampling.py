@@ -6,11 +6,13 @@ from typing import Any
 
 from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.server.errors import ApiError
-from inkling_rocm.server.protocol import MAX_STOPS, SamplingBody
+from inkling_rocm.server.protocol import MAX_STOPS, NativeSampling, SamplingBody
+
+_NATIVE = ("min_new_tokens", "no_stop_trim", "skip_special_tokens", "json_schema", "regex")
 
 
 def sampling_params(
-    body: SamplingBody, *, max_new_tokens: int, vocab_size: int, **extra: Any
+    body: SamplingBody | NativeSampling, *, max_new_tokens: int, vocab_size: int, **extra: Any
 ) -> SamplingParams:
     """Build the engine's parameters.
 
@@ -27,7 +29,7 @@ def sampling_params(
         "stop": stop_strings(body),
         "logit_bias": _logit_bias(body, vocab_size),
     }
-    optional = {
+    optional: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": -1 if body.top_k == 0 else body.top_k,
@@ -41,13 +43,16 @@ def sampling_params(
         "seed": None if body.seed is None else body.seed & (2**62 - 1),
         "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
         "ignore_eos": body.ignore_eos,
-        "min_new_tokens": body.min_tokens,
     }
+    if isinstance(body, SamplingBody):
+        optional["min_new_tokens"] = body.min_tokens
+    else:
+        optional |= {name: getattr(body, name) for name in _NATIVE}
     fields |= {name: value for name, value in optional.items() if value is not None}
     return SamplingParams(**(fields | extra))
 
 
-def stop_strings(body: SamplingBody) -> tuple[str, ...]:
+def stop_strings(body: SamplingBody | NativeSampling) -> tuple[str, ...]:
     """The stop strings; OpenAI's limit is 4, ours 16."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stops) > MAX_STOPS:
@@ -59,7 +64,7 @@ def stop_strings(body: SamplingBody) -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
-def _logit_bias(body: SamplingBody, vocab_size: int) -> dict[int, float]:
+def _logit_bias(body: SamplingBody | NativeSampling, vocab_size: int) -> dict[int, float]:
     biases: dict[int, float] = {}
     for key, bias in (body.logit_bias or {}).items():
         if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):

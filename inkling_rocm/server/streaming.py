@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from inkling_rocm.engine import RequestHandle
 from inkling_rocm.engine.request import Update
-from inkling_rocm.server.backend import Handle
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
     scope.cancel()
 
 
-async def merge(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Update]]:
+async def merge(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, Update]]:
     """Updates of several requests in the order they come, each with its request's position."""
     if len(handles) == 1:
         async for update in handles[0]:
@@ -88,7 +88,7 @@ async def merge(handles: Sequence[Handle]) -> AsyncIterator[tuple[int, Update]]:
         return
     queue: asyncio.Queue[tuple[int, Update | None]] = asyncio.Queue()
 
-    async def pump(position: int, handle: Handle) -> None:
+    async def pump(position: int, handle: RequestHandle) -> None:
         try:
             async for update in handle:
                 queue.put_nowait((position, update))

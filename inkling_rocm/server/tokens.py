@@ -35,9 +35,9 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
     """Text of ids; special tokens give their names."""
     body = await context.read(request, DetokenizeBody)
     worst = max(body.tokens, default=0)
-    if worst >= context.engine.vocab_size:
+    if worst >= context.vocab_size:
         raise ApiError(
-            f"tokens has the id {worst}; ids go from 0 to {context.engine.vocab_size - 1}.",
+            f"tokens has the id {worst}; ids go from 0 to {context.vocab_size - 1}.",
             code="invalid_value",
             param="tokens",
         )

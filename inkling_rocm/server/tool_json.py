@@ -147,8 +147,8 @@ class ToolCallScanner:
 
 
 class ToolTextWrapper:
-    """A tool call in free text: its arguments become {"input": "<the text>"}, valid JSON as OpenAI's
-    function calls need."""
+    """A tool call in free text. OpenAI's function calls need JSON, so its arguments become
+    {"input": "<the text>"}."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 from inkling_rocm.engine.detokenizer import Detokenizer
 from inkling_rocm.engine.metrics import EngineStats
@@ -48,15 +49,24 @@ class ScriptedHandle:
             for _ in range(params.n)
         ]
         self._made = [0] * params.n
+        self._ended = False
+        self._updates = self._play()
 
     def abort(self) -> None:
         self.aborted = True
         self._engine.aborted.append(self.rid)
 
-    def __aiter__(self):
-        return self._updates()
+    @property
+    def ended(self) -> bool:
+        return self._ended
 
-    async def _updates(self):
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self) -> Update:
+        return await anext(self._updates)
+
+    async def _play(self):
         running = list(range(len(self._left)))
         self._engine.running += 1
         try:
@@ -69,6 +79,7 @@ class ScriptedHandle:
                     yield update
         finally:
             self._engine.running -= 1
+            self._ended = True
 
     def _next(self, index: int) -> Update:
         ids = self._left[index][: self._engine.chunk]
@@ -107,7 +118,7 @@ class ScriptedEngine:
 
     model_name = "scripted"
     context_length = 4096
-    vocab_size = 200058
+    config = SimpleNamespace(text=SimpleNamespace(unpadded_vocab_size=200058))
     tokenizer = TOKENIZER
 
     def __init__(self, script: Callable[[list[int], SamplingParams], Sequence[Sequence[int]]]):
@@ -121,7 +132,9 @@ class ScriptedEngine:
         self.submitted: list[tuple[list[int], SamplingParams]] = []
         self.refusal: RequestError | None = None
 
-    def submit(self, prompt_ids, params, *, logprobs=None, prompt_logprobs=False, rid=None):
+    def submit(
+        self, prompt_ids, params, *, logprobs=None, prompt_logprobs=False, rid=None, stream=True
+    ):
         if self.refusal is not None:
             raise self.refusal
         self.submitted.append((list(prompt_ids), params))

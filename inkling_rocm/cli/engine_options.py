@@ -1,0 +1,63 @@
+"""The engine's options as `serve` and `generate` share them, under SGLang's names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from inkling_rocm.engine import EngineArgs
+
+ModelPath = Annotated[str, typer.Option(help="Checkpoint folder, or 'demo' for a generated one.")]
+TokenizerPath = Annotated[
+    str | None, typer.Option(help="Accepted for SGLang's sake: the tokenizer is built in.")
+]
+LoadFormat = Annotated[str, typer.Option(help="'auto', or 'dummy' for random weights.")]
+Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...; default: a GPU if there is one.")]
+ContextLength = Annotated[
+    int | None, typer.Option(help="Most tokens of prompt and output together.")
+]
+PageSize = Annotated[int, typer.Option(help="Tokens of a K/V page: 1, 16, 64 or 128.")]
+ChunkedPrefillSize = Annotated[
+    int | None, typer.Option(help="Most prompt tokens in one forward; -1 = no limit.")
+]
+MaxRunningRequests = Annotated[int | None, typer.Option(help="Sequences in one batch.")]
+MaxQueuedRequests = Annotated[int, typer.Option(help="Waiting requests before new ones get 429.")]
+MaxTotalTokens = Annotated[int | None, typer.Option(help="Tokens the global page pool holds.")]
+MemFractionStatic = Annotated[
+    float | None, typer.Option(help="Share of free memory for pools and rings.")
+]
+AttentionBackend = Annotated[str, typer.Option(help="auto or a variant's name; see `ops`.")]
+MoeRunnerBackend = Annotated[str, typer.Option(help="auto or a variant's name; see `ops`.")]
+RandomSeed = Annotated[int, typer.Option(help="Seeds of requests without one, dummy weights.")]
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+
+
+def engine_args(**fields: Any) -> EngineArgs:
+    """EngineArgs from options; a wrong value ends the command with its message."""
+    from inkling_rocm.engine import EngineArgs
+
+    try:
+        return EngineArgs(**fields)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def set_up_logging(level: str) -> None:
+    """Log to stderr from `level` up."""
+    import logging
+
+    known = {"debug", "info", "warning", "error"}
+    if level.lower() not in known:
+        raise typer.BadParameter(f"log level {level!r}: choose from {', '.join(sorted(known))}")
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def fail(error: Exception) -> typer.Exit:
+    """Prints what was wrong; raise the result."""
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(1)

@@ -1,0 +1,30 @@
+"""`inkling-rocm`: mounts the sub-commands.
+
+Each command imports what it runs inside itself: `--help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from inkling_rocm.cli.doctor import doctor
+from inkling_rocm.cli.generate import generate
+from inkling_rocm.cli.ops import ops
+from inkling_rocm.cli.serve import serve
+
+app = typer.Typer(
+    name="inkling-rocm",
+    help="Inkling, served on AMD Instinct first.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(ops)
+app.command()(doctor)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

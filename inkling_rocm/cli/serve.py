@@ -1,0 +1,81 @@
+"""`inkling-rocm serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from inkling_rocm.cli import engine_options as options
+
+
+def serve(
+    model_path: options.ModelPath = "demo",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 = any free port.", min=0, max=65535)] = 30000,
+    api_key: Annotated[str | None, typer.Option(help="Key clients must send.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name clients ask for; default: --model-path.")
+    ] = None,
+    tokenizer_path: options.TokenizerPath = None,
+    load_format: options.LoadFormat = "auto",
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    context_length: options.ContextLength = None,
+    page_size: options.PageSize = 64,
+    chunked_prefill_size: options.ChunkedPrefillSize = None,
+    max_running_requests: options.MaxRunningRequests = None,
+    max_queued_requests: options.MaxQueuedRequests = 1024,
+    max_total_tokens: options.MaxTotalTokens = None,
+    mem_fraction_static: options.MemFractionStatic = None,
+    attention_backend: options.AttentionBackend = "auto",
+    moe_runner_backend: options.MoeRunnerBackend = "auto",
+    random_seed: options.RandomSeed = 0,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin browsers may call from; repeatable.")
+    ] = None,
+    max_body_mib: Annotated[int, typer.Option(help="Largest request body.", min=1)] = 16,
+    drain_seconds: Annotated[
+        int, typer.Option(help="Time for open requests after SIGTERM.", min=0)
+    ] = 30,
+    log_level: options.LogLevel = "info",
+) -> None:
+    """Serve a model over HTTP: OpenAI's endpoints, SGLang's /generate, /metrics."""
+    options.set_up_logging(log_level)
+    args = options.engine_args(
+        model_path=model_path,
+        tokenizer_path=tokenizer_path,
+        load_format=load_format,
+        dtype=dtype,
+        device=device,
+        context_length=context_length,
+        page_size=page_size,
+        chunked_prefill_size=chunked_prefill_size,
+        max_running_requests=max_running_requests,
+        max_queued_requests=max_queued_requests,
+        max_total_tokens=max_total_tokens,
+        mem_fraction_static=mem_fraction_static,
+        attention_backend=attention_backend,
+        moe_runner_backend=moe_runner_backend,
+        random_seed=random_seed,
+        served_model_name=served_model_name,
+    )
+    from inkling_rocm.server.context import ServerSettings
+    from inkling_rocm.server.serve import serve as run
+
+    settings = ServerSettings(
+        api_key=api_key,
+        max_body_bytes=max_body_mib * 1024 * 1024,
+        cors_origins=tuple(cors_origin or ()),
+    )
+    try:
+        run(
+            args,
+            settings,
+            host=host,
+            port=port,
+            drain_seconds=drain_seconds,
+            access_log=log_level.lower() == "debug",
+        )
+    except ValueError as error:
+        raise options.fail(error) from error
