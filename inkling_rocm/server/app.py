@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from inkling_rocm.engine import Engine
 from inkling_rocm.engine.request import RequestError
+from inkling_rocm.engine.tokenizer import InklingTokenizer
 from inkling_rocm.server import errors, metrics, protocol
 from inkling_rocm.server.access import RequireKey
 from inkling_rocm.server.chat import create_chat
@@ -52,15 +53,15 @@ def create_app(
     Raises:
         ValueError: the engine has no tokenizer.
     """
-    if engine.tokenizer is None:
+    if not isinstance(engine.tokenizer, InklingTokenizer):
         raise ValueError(
-            "the server needs a tokenizer: start the engine without skip_tokenizer_init"
+            f"the server needs Inkling's tokenizer; the engine has {engine.tokenizer!r} (was it "
+            "started with skip_tokenizer_init?)"
         )
     observed = observed or metrics.PrometheusMetrics()
     metrics.watch(observed, engine)
-    context = ServerContext(
-        engine=engine, renderer=ChatRenderer(engine.tokenizer.native), settings=settings
-    )
+    renderer = ChatRenderer(engine.tokenizer.native)
+    context = ServerContext(engine=engine, renderer=renderer, settings=settings)
     app = FastAPI(title="inkling-rocm", version=version("inkling-rocm"), redoc_url=None)
     app.state.context = context
     app.add_exception_handler(errors.ApiError, errors.on_api_error)

@@ -13,6 +13,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from inkling_rocm.engine.constraint import JSON_OPTIONS
 from inkling_rocm.server import blocks
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import Tool
@@ -35,7 +36,9 @@ def json_turn(
     """
     check_schema(schema, param)
     return _answer_turn(
-        f"answer: %json {json.dumps(schema)}", reasoning=reasoning, open_block=open_block
+        f"answer: %json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}",
+        reasoning=reasoning,
+        open_block=open_block,
     )
 
 

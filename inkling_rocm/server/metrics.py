@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from inkling_rocm.engine import Engine
 from inkling_rocm.engine.metrics import EngineStats
@@ -53,14 +53,6 @@ class PrometheusMetrics:
             ["reason"],
             registry=self.registry,
         )
-        self._prompt_tokens = Counter(
-            "inkling_prompt_tokens", "Prompt tokens of ended continuations.", registry=self.registry
-        )
-        self._generation_tokens = Counter(
-            "inkling_generation_tokens",
-            "Tokens of ended continuations; rate() of it is tokens/s.",
-            registry=self.registry,
-        )
 
     def step(self, stats: EngineStats, *, tokens: int, seconds: float) -> None:
         if tokens:
@@ -76,8 +68,6 @@ class PrometheusMetrics:
         self, reason: str, *, prompt_tokens: int, completion_tokens: int, seconds: float
     ) -> None:
         self._finished.labels(reason).inc()
-        self._prompt_tokens.inc(prompt_tokens)
-        self._generation_tokens.inc(completion_tokens)
         self._duration.observe(seconds)
 
 
@@ -89,20 +79,27 @@ class EngineGauges:
 
     def collect(self) -> Iterator[Metric]:
         stats: EngineStats = self._engine.stats()
-        plain = {
+        gauges = {
             "inkling_queue_requests": ("Continuations waiting to run.", stats.queued),
             "inkling_running_requests": ("Continuations in the batch.", stats.running),
             "inkling_conv_slots_used": ("Short-convolution slots in use.", stats.conv_slots_used),
             "inkling_conv_slots": ("Short-convolution slots.", stats.conv_slots_total),
-            "inkling_preemptions": ("Preemptions since the start.", stats.preemptions),
-            "inkling_computed_prompt_tokens": (
-                "Prompt tokens computed since the start, recomputed ones too.",
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        counters = {
+            "inkling_prompt_tokens": (
+                "Prompt tokens computed, recomputed ones too; rate() is tokens/s.",
                 stats.prompt_tokens,
             ),
-            "inkling_sampled_tokens": ("Tokens sampled since the start.", stats.generated_tokens),
+            "inkling_generation_tokens": (
+                "Tokens sampled; rate() is tokens/s.",
+                stats.generated_tokens,
+            ),
+            "inkling_preemptions": ("Preemptions.", stats.preemptions),
         }
-        for name, (text, value) in plain.items():
-            yield GaugeMetricFamily(name, text, value=value)
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(name, text, value=value)
         yield _by_pool("inkling_pages_used", "K/V pages in use, by pool.", stats.pages_used)
         yield _by_pool("inkling_pages", "K/V pages, by pool.", stats.pages_total)
 
