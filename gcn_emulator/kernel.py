@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from gcn_emulator.cache import load_program
 from gcn_emulator.counters import Counters, StaticInfo, static_info
 from gcn_emulator.decode import decode
 from gcn_emulator.formats import F32, F64, MASK64, U8, EmuError
 from gcn_emulator.lds import LocalMemory
 from gcn_emulator.memory import GlobalMemory
 from gcn_emulator.operands import AGPR_BASE
-from gcn_emulator.parser import Instruction, Program, parse_program
+from gcn_emulator.parser import Instruction
 from gcn_emulator.pending import MemoryOp
-from gcn_emulator.registers import register_names, register_sets, tainted_results
+from gcn_emulator.registers import register_names, tainted_results
 from gcn_emulator.wave import BARRIER, END, Action, Split, Wave
 from gcn_emulator.workgroup import PAUSED, run_workgroup
 
@@ -50,13 +51,14 @@ class Kernel:
         if arch not in ("gfx942", "gfx950"):
             raise EmuError(f"unsupported architecture {arch}")
         self.arch = arch
-        self.program: Program = parse_program(asm)
-        count = len(self.program.instructions)
-        self.actions: list[Action | None] = [None] * count
-        self.reads, self.touched, self.kept = [0] * count, [0] * count, [-1] * count
+        self.program, sets = load_program(asm)
+        self.actions: list[Action | None] = [None] * len(sets)
+        self.reads = [reads for reads, _ in sets]
+        self.touched = [reads | writes for reads, writes in sets]
+        self.kept = [~writes for _, writes in sets]
         self.used_rows = _used_rows(self.program.instructions)
         # where a batch that runs ahead of others looks whether they can be merged
-        self.meeting_points = [False] * (count + 1)
+        self.meeting_points = [False] * (len(sets) + 1)
         for pc in self.program.labels.values():
             self.meeting_points[pc] = True
         for pc, inst in enumerate(self.program.instructions):
@@ -141,12 +143,9 @@ class Kernel:
     def _decode_at(self, pc: int) -> Action:
         inst = self.program.instructions[pc]
         action = decode(inst, self.program.labels, self.arch)
-        reads, writes = register_sets(inst)
-        self.reads[pc], self.touched[pc] = reads, reads | writes
-        if isinstance(action, MemoryOp):
-            action.label, action.writes = f"line {inst.line}: {inst}", writes
-        else:
-            self.kept[pc] = ~writes
+        if isinstance(action, MemoryOp):  # its results are undefined until it completes
+            action.label, action.writes = f"line {inst.line}: {inst}", ~self.kept[pc]
+            self.kept[pc] = -1
         self.actions[pc] = action
         return action
 

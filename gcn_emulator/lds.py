@@ -89,7 +89,9 @@ class RaceDetector:
         if read.max() >= base and ((read >= base) & (read != stamp) & changed).any():
             self.found[f"write after read: {label}"] += 1
 
-    def overwritten(self, stamp: np.ndarray, index: np.ndarray, lost: np.ndarray, label: str) -> None:
+    def overwritten(
+        self, stamp: np.ndarray, index: np.ndarray, lost: np.ndarray, label: str
+    ) -> None:
         """Cells whose value was replaced by another lane of the same instruction."""
         if (lost & (self.writer[index] != stamp)).any():
             self.found[f"write after write: {label}"] += 1

@@ -58,7 +58,7 @@ WIDTHS = {"u": 32, "i": 32, "f": 32, "U": 64, "I": 64, "F": 64, "w": 16, "s": 16
 Reader = Callable[["Wave"], np.ndarray]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Operand:
     """kind: 'v' vector register (AGPRs from index 256), 's' scalar, 'c' constant, 'off', 'scc'."""
 
@@ -82,6 +82,7 @@ class Operand:
         return value & ((1 << width) - 1)
 
 
+@lru_cache(65536)
 def parse_operand(text: str) -> Operand:
     """Parse one source or destination operand."""
     original, neg, absolute, sext = text, False, False, False
@@ -95,25 +96,23 @@ def parse_operand(text: str) -> Operand:
         absolute, text = True, text[4:-1]
     elif text.startswith("|"):
         absolute, text = True, text[1:-1]
+    signs = {"neg": neg, "abs": absolute, "sext": sext}
     match = _REGISTER.fullmatch(text)
     if match:
         low = int(match[2] or match[3])
         count = int(match[4]) - low + 1 if match[4] else 1
         kind = "s" if match[1] == "s" else "v"
-        op = Operand(original, kind, low + AGPR_BASE * (match[1] == "a"), count)
-    elif text in _SPECIAL:
-        op = Operand(original, "s", *_SPECIAL[text])
-    elif text in ("off", "scc"):
-        op = Operand(original, text)
-    elif _FLOAT.fullmatch(text):
-        op = Operand(original, "c", value=float(text), is_float=True)
-    else:
-        try:
-            op = Operand(original, "c", value=int(text, 0))
-        except ValueError:
-            raise EmuError(f"unknown operand {original!r}") from None
-    op.neg, op.abs, op.sext = neg, absolute, sext
-    return op
+        return Operand(original, kind, low + AGPR_BASE * (match[1] == "a"), count, **signs)
+    if text in _SPECIAL:
+        return Operand(original, "s", *_SPECIAL[text], **signs)
+    if text in ("off", "scc"):
+        return Operand(original, text)
+    if _FLOAT.fullmatch(text):
+        return Operand(original, "c", value=float(text), is_float=True, **signs)
+    try:
+        return Operand(original, "c", value=int(text, 0), **signs)
+    except ValueError:
+        raise EmuError(f"unknown operand {original!r}") from None
 
 
 @lru_cache(4096)

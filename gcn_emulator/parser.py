@@ -10,7 +10,10 @@ from gcn_emulator.formats import EmuError
 
 @dataclass(slots=True)
 class Instruction:
-    """One machine instruction with its operands and modifiers still as text."""
+    """One machine instruction with its operands and modifiers still as text.
+
+    `line` is its line in the assembly, `source` the Python line it comes from ("" if unknown).
+    """
 
     mnemonic: str
     operands: list[str]
@@ -81,6 +84,9 @@ def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
     return operands, modifiers
 
 
+_LOCATION = re.compile(r"\s*(\S+\.py:[1-9]\d*)")  # "kernel.py:17:4" of a .loc directive's comment
+
+
 def _parse_metadata(asm: str) -> tuple[list[KernelArg], dict[str, int]]:
     start = asm.index("amdhsa.kernels:")
     text = asm[start:]
@@ -100,8 +106,12 @@ def parse_program(asm: str) -> Program:
     body = asm[: asm.index(".amdhsa_kernel")] if ".amdhsa_kernel" in asm else asm
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
+    source = ""
     for number, raw in enumerate(body.splitlines(), 1):
-        text = raw.split(";")[0].split("//")[0].strip()
+        text, _, comment = raw.partition(";")
+        text = text.split("//")[0].strip()
+        if text.startswith(".loc") and (place := _LOCATION.match(comment)):
+            source = place[1]
         label = re.match(r"([.\w$]+):", text)
         if label:
             labels[label[1]] = len(instructions)
@@ -112,7 +122,7 @@ def parse_program(asm: str) -> Program:
         if not match:
             raise EmuError(f"line {number}: cannot parse {raw.strip()!r}")
         operands, modifiers = split_operands(match[2])
-        instructions.append(Instruction(match[1], operands, modifiers, match[2], number))
+        instructions.append(Instruction(match[1], operands, modifiers, match[2], number, source))
     descriptor = {k: int(v) for k, v in re.findall(r"\.amdhsa_(\w+) (\d+)\s", asm)}
     args, metadata = _parse_metadata(asm) if "amdhsa.kernels:" in asm else ([], {})
     name = re.search(r"\.amdhsa_kernel (\S+)", asm)

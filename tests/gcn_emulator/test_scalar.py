@@ -208,7 +208,11 @@ def test_exec_mask_instructions():
         wave = run(
             f"s_{name}_saveexec_b64 s[2:3], s[0:1]", s={0: mask & M32, 1: mask >> 32}, exec_=old
         )
-        assert (exec_bits(wave), wave.read_sgpr64(2), wave.scc) == (want & FULL, old, int(want != 0))
+        assert (exec_bits(wave), wave.read_sgpr64(2), wave.scc) == (
+            want & FULL,
+            old,
+            int(want != 0),
+        )
     wave = run("s_and_saveexec_b64 s[2:3], 0")
     assert (exec_bits(wave), wave.scc) == (0, 0)
     assert exec_bits(run("s_mov_b32 exec_hi, 0")) == M32
