@@ -35,15 +35,18 @@ def export_checkpoint(
              written; a part is written wholly or not at all.
              max_shard_bytes: a file is closed before it would exceed this, unless one tensor does;
              so much memory is needed besides the parameters.
-    Raises:  ValueError: a parameter is missing, unknown or of a wrong shape.
+    Raises:  ValueError: a parameter is missing, unknown or of a wrong shape, or the config says
+             what config.json has no words for.
              FileExistsError: the folder already holds safetensors files.
     """
     entries = _check(config, weights)
+    model_dtype = next(weights[e.name].dtype for e in entries if e.kind == "embedding")
+    dtype_name = str(model_dtype).removeprefix("torch.")
+    config_json = released_config(replace(config, dtype=dtype_name))
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("*.safetensors*")):
         raise FileExistsError(f"{folder} already holds safetensors files; choose an empty folder")
-    model_dtype = next(weights[e.name].dtype for e in entries if e.kind == "embedding")
     shards = _plan_shards(entries, weights, max_shard_bytes)
     shard_of: dict[str, str] = {}
     total_bytes = 0
@@ -59,8 +62,7 @@ def export_checkpoint(
         total_bytes += sum(t.nbytes for t in tensors.values())
     index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(shard_of.items()))}
     _write_json(folder / INDEX_NAME, index)
-    dtype_name = str(model_dtype).removeprefix("torch.")
-    _write_json(folder / "config.json", released_config(replace(config, dtype=dtype_name)))
+    _write_json(folder / "config.json", config_json)
 
 
 def _check(config: InklingConfig, weights: Mapping[str, Tensor]) -> list[WeightEntry]:
