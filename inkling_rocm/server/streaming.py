@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-import anyio
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -42,42 +41,43 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(_cancel_on_disconnect, receive, group.cancel_scope)
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": self.status_code,
-                        "headers": self.raw_headers,
-                    }
-                )
-                async for chunk in self._events:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                group.cancel_scope.cancel()
+            await _until_disconnect(receive, self._send(send))
         finally:
             self._on_close()
 
+    async def _send(self, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        async for chunk in self._events:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
 
 async def unless_disconnected(
-    request: Request, work: Awaitable[T], on_close: Callable[[], None]
+    request: Request, work: Coroutine[Any, Any, T], on_close: Callable[[], None]
 ) -> T | None:
     """Await `work`; None when the client disconnected first. `on_close` is called either way."""
-    result: T | None = None
     try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(_cancel_on_disconnect, request.receive, group.cancel_scope)
-            result = await work
-            group.cancel_scope.cancel()
+        return await _until_disconnect(request.receive, work)
     finally:
         on_close()
-    return result
 
 
-async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+async def _until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    scope.cancel()
 
 
 async def merge(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, Update]]:
