@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,8 +104,9 @@ def demo_checkpoint(cache_dir: str | Path | None = None) -> Path:
     try:
         written = staging / "new"
         _write(written)
-        if folder.exists() and not _is_intact(folder):
-            folder.rename(staging / "damaged")
+        if not _is_intact(folder):
+            with suppress(FileNotFoundError):
+                folder.rename(staging / "damaged")
         try:
             written.rename(folder)
         except OSError:

@@ -6,8 +6,9 @@ again, so that peak memory is the model plus the one largest tensor.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from inkling_rocm.checkpoint.entry import Kind, Piece, WeightEntry, copy_from_file
-from inkling_rocm.checkpoint.files import CheckpointError, StoredTensor, scan_checkpoint
+from inkling_rocm.checkpoint.files import (
+    DTYPE_BYTES,
+    CheckpointError,
+    StoredTensor,
+    scan_checkpoint,
+)
 from inkling_rocm.checkpoint.table import released_names, weight_entries
 from inkling_rocm.config import InklingConfig
+
+logger = logging.getLogger(__name__)
 
 _FLOATS = ("BF16", "F16", "F32")
 # What the gate reads in fp32: published in fp32, in bf16 in files that transformers re-saved.
@@ -50,6 +58,14 @@ class LoadReport:
     @property
     def bytes_per_second(self) -> float:
         return self.bytes_read / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        read = (
+            f"read {self.num_tensors} tensors, {self.bytes_read / 1e9:.2f} GB in "
+            f"{self.seconds:.1f} s ({self.bytes_per_second / 1e9:.2f} GB/s)"
+        )
+        unused = ", ".join(f"{len(names)} of {reason}" for reason, names in self.unused.items())
+        return f"{read}; not used: {unused or 'none'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +104,16 @@ def load_weights(
         total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress
     ) as bar:
         for job in sorted(jobs, key=lambda j: (j.stored.file, j.stored.offset)):
-            _copy(job, tp_rank, tp_size)
-            bar.update(_job_bytes(job))
-    return LoadReport(
+            for copied_bytes in _copy(job, tp_rank, tp_size):
+                bar.update(copied_bytes)
+    report = LoadReport(
         num_tensors=len(jobs),
         bytes_read=total,
         seconds=time.perf_counter() - start,
         unused=unused,
     )
+    logger.info("%s: %s", path, report)
+    return report
 
 
 def _plan(
@@ -150,7 +168,9 @@ def _check(stored: StoredTensor, piece: Piece, kind: Kind) -> None:
         )
 
 
-def _copy(job: _Job, tp_rank: int, tp_size: int) -> None:
+def _copy(job: _Job, tp_rank: int, tp_size: int) -> Iterator[int]:
+    """Fill the job's target; yields the bytes of each step for the progress bar."""
+    element_bytes = DTYPE_BYTES[job.stored.dtype]
     file, name = job.stored.file, job.piece.name
     try:
         # Opened anew for each tensor: pages of a mapping count as ours until it is closed.
@@ -160,8 +180,11 @@ def _copy(job: _Job, tp_rank: int, tp_size: int) -> None:
                 # Expert by expert: another device then needs staging for one, not for all.
                 for target, expert in zip(job.target, source, strict=True):
                     copy_from_file(target, expert, job.piece.layout)
+                    yield target.numel() * element_bytes
+                    del expert
             else:
                 copy_from_file(job.target, source, job.piece.layout)
+                yield job.target.numel() * element_bytes
             del source
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
@@ -171,8 +194,7 @@ def _copy(job: _Job, tp_rank: int, tp_size: int) -> None:
 
 def _job_bytes(job: _Job) -> int:
     """File bytes of the slice that the rank copies."""
-    element_bytes = 4 if job.stored.dtype == "F32" else 2
-    return job.target.numel() * element_bytes
+    return job.target.numel() * DTYPE_BYTES[job.stored.dtype]
 
 
 def _refuse_quantised(stored: Mapping[str, StoredTensor]) -> None:

@@ -92,3 +92,11 @@ def test_refusals(config):
         fill_dummy(config, shard)
     with pytest.raises(ValueError, match="extra"):
         fill_dummy(config, {"extra": torch.empty(1)})
+
+
+@pytest.mark.gpu
+def test_a_gpu_makes_the_same_values(config):
+    on_gpu = allocate(config, dtype=torch.bfloat16, device="cuda", parts=PARTS)
+    fill_dummy(config, on_gpu)
+    for name, weight in dummy(config, dtype=torch.bfloat16).items():
+        assert torch.equal(on_gpu[name].cpu(), weight), name

@@ -129,6 +129,13 @@ def test_report(checkpoint, config, tensors):
     }
 
 
+def test_report_is_logged(checkpoint, config, caplog):
+    with caplog.at_level("INFO", logger="inkling_rocm"):
+        _, report = load(checkpoint, config, parts=("text",))
+    assert str(report) in caplog.text
+    assert "GB/s); not used: 2 of audio: not asked for" in caplog.text
+
+
 def test_parts_that_the_config_lacks_are_reported(checkpoint, tensors):
     config_json = tiny.config_json()
     for key in ("mtp_config", "audio_config", "vision_config"):
@@ -185,3 +192,10 @@ def test_peak_memory_is_the_model_and_one_tensor():
     assert facts["model_bytes"] > 5 * bound
     assert facts["peak_growth_bytes"] <= bound
     assert facts["naive_growth_bytes"] > bound
+
+
+@pytest.mark.gpu
+def test_values_on_a_gpu(checkpoint, config, tensors):
+    weights = allocate(config, dtype=torch.bfloat16, device="cuda", parts=TEXT_MTP)
+    load_weights(checkpoint, config, weights, progress=False)
+    assert_same({n: w.cpu() for n, w in weights.items()}, oracle.parameters(tensors))
