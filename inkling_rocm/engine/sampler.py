@@ -25,7 +25,7 @@ from inkling_rocm.engine.random import gumbel, row_key
 from inkling_rocm.engine.request import SamplingParams
 
 BLOCK = 128
-CANDIDATES = 128  # top-k and top-p look at this many before they sort the whole vocabulary
+HEAD_WIDTHS = (128, 4096)  # top-k and top-p look at this many before they sort all
 GREEDY_BELOW = 1e-6  # temperatures under this are greedy, as in SGLang
 _BLOCK_STREAM, _TOKEN_STREAM = 1, 2
 
@@ -122,17 +122,17 @@ def _block_logsumexp(x_nbx: Tensor) -> tuple[Tensor, Tensor]:
     return most, shift + (x_nbx - shift[..., None]).exp_().sum(-1).log()
 
 
-def _min_p_floor(best_n: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Lowest scaled logit that min_p leaves, [n]."""
-    log_min_p = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
-    return best_n + torch.tensor(log_min_p, device=best_n.device)
+def _log_min_p(params: Sequence[SamplingParams], device: torch.device) -> Tensor:
+    """How far below the largest scaled logit min_p lets others be, [n]."""
+    values = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
+    return torch.tensor(values, device=device)
 
 
 def _draw_whole(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -> list:
     """Sample rows without top-k and top-p, in two levels."""
     n, blocks, _ = x_nbx.shape
     if any(p.min_p > 0 for p in params):
-        floor_n = _min_p_floor(x_nbx.amax((1, 2)), params)
+        floor_n = x_nbx.amax((1, 2)) + _log_min_p(params, x_nbx.device)
         x_nbx = x_nbx.masked_fill(x_nbx < floor_n[:, None, None], float("-inf"))
     _, block_lse = _block_logsumexp(x_nbx)
     counter = torch.arange(blocks, device=x_nbx.device)
@@ -149,42 +149,50 @@ def _draw_whole(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams])
 def _draw_cut(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -> list:
     """Sample rows with top-k or top-p: keep the head of the sorted distribution.
 
-    A row's head lies in the CANDIDATES blocks with the largest maxima. Rows whose head is longer
-    than CANDIDATES are sorted completely.
+    The `width` largest values lie in the `width` blocks with the largest maxima. Rows whose head is
+    longer than one width try the next; the last sorts the whole vocabulary.
     """
     device = x_nbx.device
-    n, blocks, _ = x_nbx.shape
-    vocabulary = blocks * BLOCK
+    vocabulary = x_nbx.shape[1] * BLOCK
     block_max, block_lse = _block_logsumexp(x_nbx)
-    top_blocks = block_max.topk(min(CANDIDATES, blocks), dim=-1).indices
-    candidates = x_nbx.gather(1, top_blocks[..., None].expand(-1, -1, BLOCK)).flatten(1)
-    values, at = candidates.topk(min(CANDIDATES, candidates.shape[1]), dim=-1)
-    ids = top_blocks.gather(1, at // BLOCK) * BLOCK + at % BLOCK
-
+    total = block_lse.double().logsumexp(-1)
     top_k = torch.tensor([p.top_k if p.top_k > 0 else vocabulary for p in params], device=device)
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
-    total = block_lse.double().logsumexp(-1)
-    mass = (values.double() - total[:, None]).exp().sum(-1)
-    enough = (top_k <= values.shape[1]) | ((top_k >= vocabulary) & (mass >= top_p))
-    partial = enough.nonzero()[:, 0]
-    tokens: list = [None] * n
-    groups = [(partial, values[partial], ids[partial], total[partial])]
-    for i in (~enough).nonzero()[:, 0].tolist():
-        row, row_ids = x_nbx[i].flatten().sort(descending=True, stable=True)
-        groups.append(
-            (torch.tensor([i], device=device), row[None], row_ids[None], total[i : i + 1])
-        )
-    for rows, row_values, row_ids, row_total in groups:
-        if len(rows) == 0:
-            continue
-        some = [params[i] for i in rows.tolist()]
-        kept = _keep_head(row_values, row_total, top_k[rows], top_p[rows], vocabulary, some)
-        noisy = kept.double() + gumbel(keys_n[rows], row_ids, stream=_TOKEN_STREAM)
-        best, at = noisy.max(-1)
-        chosen = _checked(row_ids.gather(1, at[:, None])[:, 0], best)
-        for i, token in zip(rows.tolist(), chosen, strict=True):
-            tokens[i] = token
+    log_min_p = _log_min_p(params, device)
+    tokens: list = [None] * len(params)
+    rows = torch.arange(len(params), device=device)
+    for width in (*HEAD_WIDTHS, vocabulary):
+        values, ids = _largest(x_nbx[rows], block_max[rows], min(width, vocabulary))
+        mass = (values.double() - total[rows, None]).exp().sum(-1)
+        by_rank = top_k[rows] <= values.shape[1]
+        by_mass = (top_k[rows] >= vocabulary) & (mass >= top_p[rows])
+        enough = by_rank | by_mass
+        done = rows[enough]
+        if len(done):
+            kept = _keep_head(
+                values[enough], total[done], top_k[done], top_p[done], log_min_p[done], vocabulary
+            )
+            done_ids = ids[enough]
+            noisy = kept.double() + gumbel(keys_n[done], done_ids, stream=_TOKEN_STREAM)
+            best, at = noisy.max(-1)
+            chosen = _checked(done_ids.gather(1, at[:, None])[:, 0], best)
+            for i, token in zip(done.tolist(), chosen, strict=True):
+                tokens[i] = token
+        rows = rows[~enough]
+        if not len(rows):
+            break
     return tokens
+
+
+def _largest(x_nbx: Tensor, block_max_nb: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` largest values of every row in descending order, and their ids, [n, width]."""
+    blocks = x_nbx.shape[1]
+    if width >= blocks:  # no block can be left out
+        return x_nbx.flatten(1).topk(width, dim=-1)
+    top_blocks = block_max_nb.topk(width, dim=-1).indices
+    candidates = x_nbx.gather(1, top_blocks[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    values, at = candidates.topk(width, dim=-1)
+    return values, top_blocks.gather(1, at // BLOCK) * BLOCK + at % BLOCK
 
 
 def _keep_head(
@@ -192,8 +200,8 @@ def _keep_head(
     total_n: Tensor,
     top_k_n: Tensor,
     top_p_n: Tensor,
+    log_min_p_n: Tensor,
     vocabulary: int,
-    params: Sequence[SamplingParams],
 ) -> Tensor:
     """Descending values with everything outside top-k, then top-p (of what top-k left), then min_p
     set to -inf. total_n: log-sum-exp of the whole rows."""
@@ -204,5 +212,5 @@ def _keep_head(
     probs = (values_nm.double() - total_n[:, None]).exp()
     before = probs.cumsum(-1) - probs
     outside = (before >= top_p_n[:, None]) & (rank > 0)
-    outside |= values_nm < _min_p_floor(values_nm[:, 0], params)[:, None]
+    outside |= values_nm < (values_nm[:, 0] + log_min_p_n)[:, None]
     return values_nm.masked_fill(outside, float("-inf"))

@@ -148,7 +148,7 @@ class Generation:
                 self._handles.append(handle)
                 self._outputs.append([_Output(self, handle, i) for i in range(parsed.n)])
         except RequestError:
-            self._abort()
+            self.abort()
             raise
         self._is_list |= any(len(outputs) > 1 for outputs in self._outputs)
 
@@ -159,7 +159,7 @@ class Generation:
                 for update in handle:
                     outputs[update.index].add(update)
         except BaseException:
-            self._abort()
+            self.abort()
             raise
         return self._collected()
 
@@ -170,7 +170,7 @@ class Generation:
                 async for update in handle:
                     outputs[update.index].add(update)
         except BaseException:
-            self._abort()
+            self.abort()
             raise
         return self._collected()
 
@@ -186,7 +186,7 @@ class Generation:
                     else:
                         yield self._partial(i, update)
         finally:
-            self._abort()
+            self.abort()
 
     async def aiterate(self) -> AsyncIterator[dict]:
         """`iterate` for asyncio."""
@@ -201,7 +201,7 @@ class Generation:
                     else:
                         yield self._partial(i, update)
         finally:
-            self._abort()
+            self.abort()
 
     def _partial(self, request: int, update: Update) -> dict:
         output = self._outputs[request][update.index]
@@ -216,7 +216,7 @@ class Generation:
         results = [output.as_dict() for outputs in self._outputs for output in outputs]
         return results if self._is_list else results[0]
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Abort what has not ended; aborting the others is harmless."""
         for handle in self._handles:
             if not handle.ended:
