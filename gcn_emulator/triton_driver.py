@@ -71,6 +71,15 @@ class _Utils:
         }
 
 
+def _descriptor_parts(descriptor: Any) -> list[Any]:
+    """Kernel arguments a host-side tensor descriptor becomes on these architectures (no TDM)."""
+    decompose = getattr(triton.backends.driver, "decompose_descriptor", None)
+    if decompose is not None:  # Triton 3.7 and later
+        return list(decompose(descriptor))
+    shape, strides = descriptor.shape, descriptor.strides
+    return [descriptor.base, *shape, *strides, descriptor.padding == "nan", *shape, *strides]
+
+
 class _Launcher:
     def __init__(self, src: Any, metadata: Any) -> None:
         self.metadata, self.signature = metadata, list(src.signature.values())
@@ -81,6 +90,9 @@ class _Launcher:
         if isinstance(kind, tuple):
             for v, k in zip(value, kind, strict=True):
                 self._flatten(v, k, out, regions)
+        elif isinstance(kind, str) and kind.startswith("tensordesc"):
+            for part in _descriptor_parts(value):
+                self._flatten(part, "i64", out, regions)
         elif isinstance(value, torch.Tensor):
             if value.device.type != "cpu":
                 raise EmuError(f"tensor on {value.device}; the emulator needs CPU tensors")
@@ -104,9 +116,9 @@ class _Launcher:
         if key not in _KERNELS:
             _KERNELS[key] = Kernel(_ASM_BY_HASH[meta.hash], meta.target.arch)
         kernel = _KERNELS[key]
-        if meta.global_scratch_size:
-            size = meta.global_scratch_size * gx * gy * gz
-            values.append(np.zeros(size + 64, np.uint8))
+        scratch = getattr(meta, "global_scratch_size", 0)  # Triton 3.6 has none on AMD
+        if scratch:
+            values.append(np.zeros(scratch * gx * gy * gz + 64, np.uint8))
         driver.launch(kernel, meta, (gx, gy, gz), values, regions)
 
 

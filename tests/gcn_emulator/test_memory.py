@@ -407,9 +407,9 @@ def test_scratch_and_scalar_loads(lazy):
 @pytest.mark.parametrize("allowed, unready", [(0, None), (1, 3), (2, 2)])
 def test_reading_a_register_before_its_load_was_waited_for(allowed, unready):
     text = (
-        "ds_read_b32 v2, v1\nds_read_b32 v3, v1 offset:4\ns_waitcnt lgkmcnt({})\n"
+        f"ds_read_b32 v2, v1\nds_read_b32 v3, v1 offset:4\ns_waitcnt lgkmcnt({allowed})\n"
         "v_mov_b32_e32 v4, v2\nv_mov_b32_e32 v5, v3"
-    ).format(allowed)
+    )
     arguments = {"v": {1: (LANES * 4).astype(np.uint32)}, "lds": LDS, "lazy": True}
     if unready is None:
         wave = run(text, **arguments)

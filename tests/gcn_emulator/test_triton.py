@@ -145,7 +145,12 @@ def out_of_bounds(X, Y, N: tl.constexpr):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_out_of_bounds_names_the_line(arch):
-    with emulate(arch), pytest.raises(EmuError, match=r"out_of_bounds: line \d+: .*out-of-bounds"):
+    with (
+        emulate(arch),
+        pytest.raises(
+            EmuError, match=r"out_of_bounds: line \d+ \(test_triton.py:\d+\): .*out-of-bounds"
+        ),
+    ):
         out_of_bounds[(1,)](torch.zeros(100), torch.zeros(256), N=256)
 
 
