@@ -175,7 +175,7 @@ def test_nvfp4_marker_file(small_config_path, tmp_path):
         load_config(tmp_path)
 
 
-def test_files(tmp_path):
+def test_files(small_config_path, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         load_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
@@ -183,6 +183,10 @@ def test_files(tmp_path):
         load_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="wanted an object"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text(small_config_path.read_text())
+    (tmp_path / "generation_config.json").write_text("3")
+    with pytest.raises(ValueError, match=r"generation_config\.json holds int, wanted an object"):
         load_config(tmp_path)
 
 
