@@ -1,0 +1,281 @@
+"""Bad input is answered with 4xx in OpenAI's form; harmless oddities are accepted."""
+
+import json
+
+import pytest
+
+from inkling_rocm.server.context import ServerSettings
+from tests.server.live import serving
+from tests.server.scripted import saying
+
+HI = [{"role": "user", "content": "hi"}]
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+DEEP = json.loads("[" * 500 + "]" * 500)
+
+
+@pytest.fixture(scope="module")
+def http():
+    settings = ServerSettings(max_body_bytes=1_000_000)
+    engine = saying("<content_text>ok<content_model_end_sampling>")
+    with serving(engine, settings) as live, live.http() as client:
+        yield client
+
+
+NULLABLE = (
+    "temperature",
+    "top_p",
+    "n",
+    "stop",
+    "max_tokens",
+    "max_completion_tokens",
+    "logit_bias",
+    "seed",
+    "tools",
+    "user",
+    "tool_choice",
+    "response_format",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "model",
+    "reasoning_effort",
+    "presence_penalty",
+    "frequency_penalty",
+    "parallel_tool_calls",
+)
+
+
+def check(response, status, param=None, code=None):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param
+    if code is not None:
+        assert error["code"] == code
+
+
+def schema(value):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}
+
+
+BAD_CHAT = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, None),
+    ({"messages": HI, "temperature": -0.1}, "temperature"),
+    ({"messages": HI, "temperature": "hot"}, "temperature"),
+    ({"messages": HI, "temperature": 1e308}, "temperature"),
+    ({"messages": HI, "top_p": 1.01}, "top_p"),
+    ({"messages": HI, "top_p": -0.1}, "top_p"),
+    ({"messages": HI, "min_p": 2}, "min_p"),
+    ({"messages": HI, "top_k": -2}, "top_k"),
+    ({"messages": HI, "n": 0}, "n"),
+    ({"messages": HI, "n": 129}, "n"),
+    ({"messages": HI, "n": 1.5}, "n"),
+    ({"messages": HI, "max_tokens": 0}, "max_tokens"),
+    ({"messages": HI, "max_tokens": -1}, "max_tokens"),
+    ({"messages": HI, "max_completion_tokens": 10**6}, "max_completion_tokens"),
+    ({"messages": HI, "max_tokens": 2**70}, "max_tokens"),
+    ({"messages": HI, "stop": ["x"] * 17}, "stop"),
+    ({"messages": HI, "stop": [1]}, None),
+    ({"messages": HI, "presence_penalty": 2.1}, "presence_penalty"),
+    ({"messages": HI, "frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"messages": HI, "repetition_penalty": 0}, "repetition_penalty"),
+    ({"messages": HI, "logit_bias": {"x": 1}}, "logit_bias"),
+    ({"messages": HI, "logit_bias": {"200058": 1}}, "logit_bias"),
+    ({"messages": HI, "logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"messages": HI, "logit_bias": {"١": 1}}, "logit_bias"),
+    ({"messages": HI, "logit_bias": {"1": 101}}, "logit_bias"),
+    ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),
+    ({"messages": HI, "seed": 2**63}, "seed"),
+    ({"messages": HI, "stream": "yes"}, "stream"),
+    ({"messages": HI, "reasoning_effort": "much"}, "reasoning_effort"),
+    ({"messages": HI, "reasoning_effort": 2}, "reasoning_effort"),
+    ({"messages": HI, "chat_template_kwargs": {"reasoning_effort": []}}, "chat_template_kwargs"),
+    ({"messages": HI, "continue_final_message": True}, "continue_final_message"),
+    ({"messages": HI, "tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"messages": HI, "tools": [{**TOOL, "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"messages": HI, "tools": [TOOL, TOOL]}, "tools"),
+    ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
+    ({"messages": HI, "tool_choice": {"function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
+    ({"messages": HI, "response_format": {"type": "xml"}}, "response_format.type"),
+    ({"messages": HI, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"messages": HI, "regex": "("}, "regex"),
+]
+BAD_SCHEMAS = [
+    {"type": "nonsense"},
+    {"$ref": "#/nowhere"},
+    {"type": "string", "pattern": "("},
+    {"enum": []},
+    {"minimum": "x"},
+    {"allOf": [{"type": "string"}, {"type": "number"}]},
+    {"properties": DEEP},
+    {"items": {"not": {}}},
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD_CHAT, ids=lambda v: json.dumps(v)[:60])
+def test_bad_chat_fields(http, body, param):
+    check(http.post(CHAT, json=body), 400, param)
+
+
+@pytest.mark.parametrize("bad", BAD_SCHEMAS, ids=lambda v: json.dumps(v)[:40])
+def test_bad_schemas(http, bad):
+    body = {"messages": HI, "response_format": schema(bad)}
+    check(http.post(CHAT, json=body), 400, "response_format.json_schema.schema")
+
+
+def test_bad_tool_parameters(http):
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "nonsense"}}}}
+    body = {"messages": HI, "tools": [{"type": "function", "function": function}]}
+    assert http.post(CHAT, json=body).status_code == 200  # nothing has to be enforced
+    body["tool_choice"] = "required"
+    check(http.post(CHAT, json=body), 400, "tools[0].function.parameters")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [200058]}, "prompt"),
+        ({"prompt": [-1]}, None),
+        ({"prompt": ["a", 3]}, None),
+        ({"prompt": ["a"] * 257}, "prompt"),
+        ({"prompt": {"a": 1}}, None),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 3}, "best_of"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logprobs": -1}, "logprobs"),
+        ({"prompt": "a", "max_tokens": 4096}, "max_tokens"),
+        ({"prompt": [1] * 5000}, "prompt"),
+    ],
+    ids=lambda v: json.dumps(v)[:60],
+)
+def test_bad_completion_fields(http, body, param):
+    check(http.post(COMPLETE, json=body), 400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"text": "a", "input_ids": [1]},
+        {"input_ids": [[1], []]},
+        {"text": "a", "sampling_params": {"temperature": -1}},
+        {"text": "a", "sampling_params": [{}, {}]},
+        {"text": "a", "sampling_params": {"ebnf": "root ::= x"}},
+        {"text": "a", "sampling_params": {"max_new_tokens": 10**6}},
+    ],
+    ids=json.dumps,
+)
+def test_bad_generate_fields(http, body):
+    check(http.post("/generate", json=body), 400)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"nul",
+        b'{"messages": NaN}',
+        b"\xff\xfe",
+        b'{"messages": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 20_000,
+    ],
+    ids=lambda raw: raw[:20].decode("latin-1"),
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE, "/generate", "/tokenize", "/detokenize"])
+def test_bodies_that_are_no_json_objects(http, path, raw):
+    check(http.post(path, content=raw), 400, code="invalid_json")
+
+
+def test_context_overflow(http):
+    body = {"messages": [{"role": "user", "content": "word " * 5000}]}
+    check(http.post(CHAT, json=body), 400, "prompt", "context_length_exceeded")
+    fits = http.post("/tokenize", json={"messages": HI}).json()
+    room = fits["max_model_len"] - fits["count"]
+    assert http.post(CHAT, json={"messages": HI, "max_tokens": room}).status_code == 200
+    over = http.post(CHAT, json={"messages": HI, "max_tokens": room + 1})
+    check(over, 400, "max_tokens", "context_length_exceeded")
+
+
+def test_body_too_large(http):
+    raw = json.dumps({"messages": [{"role": "user", "content": "x" * 1_000_001}]})
+    check(http.post(CHAT, content=raw), 413, code="body_too_large")
+
+
+def test_routes(http):
+    check(http.get("/v1/nothing"), 404, code="not_found")
+    check(http.get(CHAT), 405, code="method_not_allowed")
+    check(http.post("/v1/models"), 405, code="method_not_allowed")
+    check(http.post(CHAT, json={"model": "gpt-4", "messages": HI}), 404, "model", "model_not_found")
+
+
+def test_no_cors_by_default(http):
+    answer = http.get("/v1/models", headers={"Origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"never_heard_of": {"a": 1}, "store": True, "metadata": {}},
+        dict.fromkeys(NULLABLE),
+        {"stop": []},
+        {"stop": ["", "x"]},
+        {"seed": -(2**63)},
+        {"logit_bias": {}},
+        {"tools": [], "tool_choice": "auto"},
+        {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0},
+        {"response_format": {"type": "text"}},
+        {"reasoning_effort": 0},
+        {"stream_options": {"include_usage": True}},
+    ],
+    ids=lambda v: json.dumps(v)[:50],
+)
+def test_accepted(http, extra):
+    answer = http.post(CHAT, json={"messages": HI, **extra})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == "ok"
+
+
+def test_metrics_and_health(http):
+    assert http.get("/health").json() == {"status": "ok"}
+    text = http.get("/metrics").text
+    for name in (
+        "inkling_queue_requests 0.0",
+        "inkling_running_requests ",
+        'inkling_pages{pool="global"} 10.0',
+        'inkling_pages_used{pool="window"} 0.0',
+        "inkling_conv_slots 4.0",
+        "inkling_time_to_first_token_seconds_bucket",
+        "inkling_inter_token_latency_seconds_bucket",
+        "inkling_generation_tokens_total",
+    ):
+        assert name in text
+
+
+def test_tokenize_round_trip(http):
+    text = "naïve 🙂 <|end_message|>"
+    ids = http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    assert max(ids) < 199998  # names of special tokens are plain text
+    assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
+    check(http.post("/detokenize", json={"tokens": [200058]}), 400, "tokens")
+    check(http.post("/tokenize", json={}), 400)
