@@ -41,10 +41,9 @@ def experts(
     all_at_once = T <= MAX_TOKENS_ALL_AT_ONCE and T * K >= X
     routed = _all_experts if all_at_once else _hit_experts
     out_TH = routed(x_TH, topk_ids.long(), topk_weights[:, :K].to(wide), w13, w2)
-    gamma_TS = topk_weights[:, K:].to(x_TH.dtype)
-    for shared in range(shared_w13.shape[0]):
-        inner = _swiglu(F.linear(x_TH, shared_w13[shared])) * gamma_TS[:, shared, None]
-        out_TH += F.linear(inner, shared_w2[shared]).to(wide)
+    gamma_TS1 = topk_weights[:, K:, None].to(x_TH.dtype)
+    inner_TSI = _swiglu(_every_expert(x_TH, shared_w13)) * gamma_TS1
+    out_TH += torch.bmm(inner_TSI.transpose(0, 1), shared_w2.transpose(1, 2)).to(wide).sum(0)
     return out_TH.to(x_TH.dtype)
 
 
@@ -54,6 +53,11 @@ MAX_TOKENS_ALL_AT_ONCE = 64
 def _swiglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def _every_expert(x_TH: Tensor, w13: Tensor) -> Tensor:
+    """The first projection of every expert as one product, [T, experts, 2I]."""
+    return F.linear(x_TH, w13.flatten(0, 1)).view(len(x_TH), *w13.shape[:2])
 
 
 def _hit_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
@@ -75,10 +79,9 @@ def _hit_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
 
 def _all_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
     """The same sum with weight 0 for the experts a token did not choose."""
-    (T, H), X = x_TH.shape, w13.shape[0]
-    weight_TX = weights_TK.new_zeros(T, X).scatter_(1, ids_TK, weights_TK)
-    gate_up = F.linear(x_TH, w13.view(-1, H)).view(T, X, -1)
-    down_XTH = torch.bmm(_swiglu(gate_up).transpose(0, 1), w2.transpose(1, 2))
+    weight_TX = weights_TK.new_zeros(len(x_TH), len(w13)).scatter_(1, ids_TK, weights_TK)
+    inner_TXI = _swiglu(_every_expert(x_TH, w13))
+    down_XTH = torch.bmm(inner_TXI.transpose(0, 1), w2.transpose(1, 2))
     return (down_XTH.to(weight_TX.dtype) * weight_TX.t()[:, :, None]).sum(0)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from inkling_rocm.config import AttentionConfig
 from inkling_rocm.host import BatchMeta, KVCacheView
@@ -41,123 +40,135 @@ def rel_attention(
         attention: this rank's head counts and the softmax scale; kv.window is the visible span.
     Returns: [T, h, D] in q's dtype. Rows of tokens with slot 0 are finite and otherwise undefined.
     """
+    key = ("attention", kv.page_table.data_ptr(), kv.window, attention)
+    if key not in meta.memo:
+        meta.memo[key] = _blocks(
+            meta, kv, attention, torch.promote_types(q_ThD.dtype, torch.float32)
+        )
+    blocks = meta.memo[key]
+    if len(blocks) == 1 and blocks[0].in_order:
+        return _attend(q_ThD, r_ThR, rel_proj_RE, kv, attention, blocks[0])
     out_ThD = torch.empty_like(q_ThD)
-    for group in _groups(meta, kv):
-        k = _pages_to_rows(kv.k, group.key_slot)
-        v = _pages_to_rows(kv.v, group.key_slot)
-        span = group.key_slot.shape[1]
-        scores_a_query = len(group.tokens) * span * attention.num_heads
-        num_queries = group.tokens.shape[1]
-        step = max(1, MAX_SCORES // scores_a_query)
-        for first in range(0, num_queries, step):
-            queries = slice(first, min(first + step, num_queries))
-            tokens = group.tokens[:, queries]
-            # Keys are right-aligned, so a (query, key) distance is the same in every row.
-            distance = (
-                torch.arange(queries.start, queries.stop, device=tokens.device)[:, None]
-                + (span - num_queries)
-                - torch.arange(span, device=tokens.device)
-            )
-            out_ThD[tokens] = _attend(
-                q_ThD[tokens],
-                r_ThR[tokens],
-                rel_proj_RE,
-                tau(meta.positions[tokens], attention, _wide(q_ThD)),
-                k,
-                v,
-                distance,
-                group.key_exists,
-                attention=attention,
-                window=kv.window,
-            )
+    for block in blocks:
+        tokens = block.tokens
+        out_ThD[tokens] = _attend(q_ThD[tokens], r_ThR[tokens], rel_proj_RE, kv, attention, block)
     return out_ThD
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Rows with equally many query tokens: one padded batch.
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """Queries of rows with equally many tokens, padded to one batch of B' rows with n keys each.
+
+    Keys are right-aligned (the last n positions of each row), so that the distance of a query and
+    a key is the same in every row.
 
     Attributes:
-        tokens: int64 [B', q]. key_slot: int64 [B', n], flat page slots of the last n positions of
-            each row, 0 where there is none. key_exists: bool [B', n], or None when all do.
+        tokens: int64 [B' * Q], row-major. in_order: they are simply all tokens.
+        rows, queries: B' and Q.
+        key_rows: int64 [B' * g * n], rows of pages.view(-1, D): page slot * g + kv head; rows of
+            the sink where a row has no such position.
+        distance: int64 [Q, n], clamped to 0 .. E-1. has_bias: [Q, n], 1 or 0.
+        hidden: bool [B' or 1, 1, Q, 1, n], keys that must not be seen; None when there are none.
+        tau: [B', Q], length scaling of the bias, or None.
     """
 
     tokens: Tensor
-    key_slot: Tensor
-    key_exists: Tensor | None
+    in_order: bool
+    rows: int
+    queries: int
+    key_rows: Tensor
+    distance: Tensor
+    has_bias: Tensor
+    hidden: Tensor | None
+    tau: Tensor | None
 
 
-def _groups(meta: BatchMeta, kv: KVCacheView) -> list[_Group]:
-    key = ("attention_groups", kv.page_table.data_ptr(), kv.window)
-    groups = meta.memo.get(key)
-    if groups is not None:
-        return groups
+def _blocks(
+    meta: BatchMeta, kv: KVCacheView, attention: AttentionConfig, wide: torch.dtype
+) -> list[_Block]:
+    device = kv.k.device
     q_len = meta.cu_seqlens_q.diff()
-    groups = []
+    heads = torch.arange(attention.num_kv_heads, device=device)
+    blocks = []
     for length in q_len.unique().tolist():
         if length == 0:
             continue
         rows = (q_len == length).nonzero()[:, 0]
-        first = meta.cu_seqlens_q[rows].long()
-        tokens = first[:, None] + torch.arange(length, device=first.device)
         kv_len = meta.kv_len[rows].long()
         span = int(kv_len.max())
         if kv.window:
             span = min(span, length + kv.window - 1)
-        position = (kv_len - span)[:, None] + torch.arange(span, device=first.device)
-        exists = position >= 0
+        back = torch.arange(span, device=device)
+        position = (kv_len - span)[:, None] + back
         column = position // kv.page_size - kv.first_page[rows].long()[:, None]
         in_table = column.clamp(0, kv.page_table.shape[1] - 1)
         page = kv.page_table[rows].long().gather(1, in_table)
+        exists = position >= 0
         slot = torch.where(exists, page * kv.page_size + position % kv.page_size, 0)
-        groups.append(_Group(tokens, slot, None if bool(exists.all()) else exists))
-    meta.memo[key] = groups
-    return groups
+        key_rows = (slot[:, None] * attention.num_kv_heads + heads[:, None]).flatten()
+        first_token = meta.cu_seqlens_q[rows].long()
+        step = max(1, MAX_SCORES // (len(rows) * span * attention.num_heads))
+        for first in range(0, length, step):
+            query = torch.arange(first, min(first + step, length), device=device)
+            tokens = first_token[:, None] + query
+            distance = query[:, None] + (span - length) - back
+            hidden = distance < 0
+            if kv.window:
+                hidden |= distance >= kv.window
+            hidden = hidden[None, None, :, None] | ~exists[:, None, None, None]
+            has_bias = (distance >= 0) & (distance < attention.extent)
+            blocks.append(
+                _Block(
+                    tokens=tokens.flatten(),
+                    in_order=tokens.numel() == meta.num_tokens,
+                    rows=len(rows),
+                    queries=len(query),
+                    key_rows=key_rows,
+                    distance=distance.clamp(0, attention.extent - 1),
+                    has_bias=has_bias.to(wide),
+                    hidden=hidden if bool(hidden.any()) else None,
+                    tau=tau(meta.positions[tokens], attention, wide),
+                )
+            )
+    return blocks
 
 
-def _pages_to_rows(pages: Tensor, slot: Tensor) -> Tensor:
-    """[pages, page_size, g, D] and slots [B', n] -> [B', n, g, D]."""
-    g, D = pages.shape[2:]
-    return pages.view(-1, g * D).index_select(0, slot.flatten()).view(*slot.shape, g, D)
+def _attend(q, r, rel_proj, kv: KVCacheView, attention: AttentionConfig, block: _Block) -> Tensor:
+    """q [B' * Q, h, D] and r [B' * Q, h, R] of a block -> [B' * Q, h, D]."""
+    wide = block.has_bias.dtype
+    h, g, D = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    B, Q, x = block.rows, block.queries, h // g  # x query heads share a kv head
+    n = block.distance.shape[1]
 
+    def by_kv_head(rows: Tensor) -> Tensor:  # [B' * Q, h, N] -> [B' * g, Q * x, N]
+        return rows.view(B, Q, g, x, -1).transpose(1, 2).reshape(B * g, Q * x, -1)
 
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _attend(
-    q, r, rel_proj, tau_Bq, k, v, distance, key_exists, *, attention: AttentionConfig, window
-):
-    """q [B', q, h, D], r [B', q, h, R], k and v [B', n, g, D], distance [q, n] -> [B', q, h, D]."""
-    wide = _wide(q)
-    visible = distance >= 0
-    if window:
-        visible &= distance < window
-    mask = visible if key_exists is None else visible & key_exists[:, None, None, :]
-    bias = _bias(r.to(wide), rel_proj.to(wide), distance)  # [B', h, q, n]
-    if tau_Bq is not None:
-        bias = bias * tau_Bq[:, None, :, None]
-    out = F.scaled_dot_product_attention(
-        q.to(wide).transpose(1, 2),
-        k.to(wide).transpose(1, 2),
-        v.to(wide).transpose(1, 2),
-        attn_mask=bias.masked_fill(~mask, float("-inf")),
-        scale=attention.softmax_scale,
-        enable_gqa=attention.num_heads != attention.num_kv_heads,
+    k, v = (
+        pages.view(-1, D).index_select(0, block.key_rows).view(B * g, n, D).to(wide)
+        for pages in (kv.k, kv.v)
     )
-    return out.transpose(1, 2).to(q.dtype)
+    bias = _bias(r.view(B, Q, h, -1).to(wide), rel_proj.to(wide), block)  # [B', Q, h, n]
+    logits = torch.baddbmm(
+        by_kv_head(bias),
+        by_kv_head(q.to(wide)),
+        k.transpose(1, 2),
+        alpha=attention.softmax_scale,
+    )
+    if block.hidden is not None:
+        logits.view(B, g, Q, x, n).masked_fill_(block.hidden, float("-inf"))
+    out = torch.bmm(logits.softmax(-1), v)
+    return out.view(B, g, Q, x, D).transpose(1, 2).reshape(B * Q, h, D).to(q.dtype)
 
 
-def _bias(r: Tensor, rel_proj: Tensor, distance: Tensor) -> Tensor:
-    """r [B', q, h, R], P [R, E], distance [q, n] -> bias [B', h, q, n], zero outside [0, E)."""
-    extent = rel_proj.shape[1]
-    inside = (distance >= 0) & (distance < extent)
-    if len(distance) == 1:  # one query a row: P's columns in key order give the bias at once
-        profile = rel_proj.index_select(1, distance[0].clamp(0, extent - 1)) * inside
-        return (r @ profile).transpose(1, 2)
-    rel = (r @ rel_proj).transpose(1, 2)  # [B', h, q, E]
-    index = distance.clamp(0, extent - 1).expand(*rel.shape[:2], -1, -1)
-    return rel.gather(-1, index) * inside
+def _bias(r: Tensor, rel_proj: Tensor, block: _Block) -> Tensor:
+    """r [B', Q, h, R] and P [R, E] -> bias [B', Q, h, n], zero where there is none."""
+    if block.queries == 1:  # P's columns in key order give the bias at once
+        bias = r @ (rel_proj.index_select(1, block.distance[0]) * block.has_bias)
+    else:
+        rel = r @ rel_proj  # [B', Q, h, E]
+        index = block.distance[None, :, None].expand(*rel.shape[:3], -1)
+        bias = rel.gather(-1, index) * block.has_bias[None, :, None]
+    return bias if block.tau is None else bias * block.tau[:, :, None, None]
 
 
 VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.rel_attention:rel_attention"),)
