@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
 from inkling_rocm.config import AttentionConfig, TextConfig
-from inkling_rocm.host import Host
+from inkling_rocm.host import ConvStream, Host
 from inkling_rocm.ops.registry import OpSet
 
 
@@ -104,10 +104,11 @@ class Layer:
         Returns: (normed, residual), both [T, H].
         """
         w = self.weights
-        for stream, branch, norm_H in (
+        halves: tuple[tuple[ConvStream, Callable, Tensor], ...] = (
             ("attn", self.attend, w["mlp_norm"]),
             ("mlp", self.mlp, next_norm_H),
-        ):
+        )
+        for stream, branch, norm_H in halves:
             normed_TH, residual_TH = self.ops.residual_conv_norm(
                 branch(normed_TH, host),
                 residual_TH,

@@ -25,17 +25,15 @@ class ConvPlan:
     """Indices of one forward, the same for every layer and stream with equal R, W and slots.
 
     Attributes:
-        direct: int64 [T * (W-1)], flat ring rows slot * R + p % R of the inputs at distances
-            W-1 .. 1, when every one of them lies in the ring (decode with full history); else None.
-        source: int64 [T * (W-1)], else the same inputs as rows of
-            concat(x [T], ring rows [B * R], zero [1]).
-        ring_rows: int64 [B * R], flat ring rows that the concatenation reads.
+        past: int64 [T * (W-1)], where each token's inputs at distances W-1 .. 1 are. Without
+            ring_rows all lie in the ring (decode with full history) and these are its flat rows
+            slot * R + p % R; else they are rows of concat(x [T], ring[ring_rows], zero [1]).
+        ring_rows: int64 [B * R], all flat ring rows of the B requests, or None.
         write_from, write_to: int64 [n], chunk rows to store and the flat ring rows they go to;
             write_from is None when every row of the chunk is stored.
     """
 
-    direct: Tensor | None
-    source: Tensor | None
+    past: Tensor
     ring_rows: Tensor | None
     write_from: Tensor | None
     write_to: Tensor
@@ -54,15 +52,15 @@ def _plan(meta: BatchMeta, ring: ConvStateView, taps: int) -> ConvPlan:
     at = (position[:, None] - distance) % ring_len  # ring rows, [T, W-1]
     known = (before_chunk <= ring.history.long()[row][:, None]) & (position[:, None] >= distance)
 
-    direct = source = ring_rows = None
+    ring_rows = None
     if bool((known & (before_chunk > 0)).all()):
-        direct = (slot[row][:, None] * ring_len + at).flatten()
+        past = (slot[row][:, None] * ring_len + at).flatten()
     else:
         from_chunk = torch.arange(T, device=device)[:, None] - distance
         from_ring = T + row[:, None] * ring_len + at
         zero = torch.full_like(from_ring, T + B * ring_len)
         from_past = torch.where(known, from_ring, zero)
-        source = torch.where(before_chunk <= 0, from_chunk, from_past).flatten()
+        past = torch.where(before_chunk <= 0, from_chunk, from_past).flatten()
         ring_rows = (slot[:, None] * ring_len + torch.arange(ring_len, device=device)).flatten()
 
     is_last = position >= meta.kv_len.long()[row] - ring_len  # older ones would be overwritten
@@ -72,7 +70,7 @@ def _plan(meta: BatchMeta, ring: ConvStateView, taps: int) -> ConvPlan:
     if not bool(stored.all()):
         write_from = stored.nonzero()[:, 0]
         write_to = write_to[write_from]
-    return ConvPlan(direct, source, ring_rows, write_from, write_to)
+    return ConvPlan(past, ring_rows, write_from, write_to)
 
 
 def _snapshot(meta: BatchMeta, ring: ConvStateView, taps: int) -> None:
@@ -98,15 +96,15 @@ def short_conv(x_TC: Tensor, weight_CW: Tensor, meta: BatchMeta, ring: ConvState
     """
     (T, C), taps = x_TC.shape, weight_CW.shape[1]
     key = ("conv", ring.state.shape[1], taps, ring.slot.data_ptr(), ring.token_slot.data_ptr())
-    plan = meta.memo.get(key)
-    if plan is None:
-        plan = meta.memo[key] = _plan(meta, ring, taps)
+    if key not in meta.memo:
+        meta.memo[key] = _plan(meta, ring, taps)
+    plan: ConvPlan = meta.memo[key]
     flat_ring = ring.state.view(-1, C)
-    if plan.direct is not None:
-        past = flat_ring.index_select(0, plan.direct)
-    else:
-        rows = flat_ring.index_select(0, plan.ring_rows)
-        past = torch.cat((x_TC, rows, x_TC.new_zeros(1, C))).index_select(0, plan.source)
+    inputs = flat_ring
+    if plan.ring_rows is not None:
+        ring_rows = flat_ring.index_select(0, plan.ring_rows)
+        inputs = torch.cat((x_TC, ring_rows, x_TC.new_zeros(1, C)))
+    past = inputs.index_select(0, plan.past)
     wide = torch.float64 if x_TC.dtype == torch.float64 else torch.float32
     weight_WC, x_wide = weight_CW.t().to(wide), x_TC.to(wide)
     y_TC = (past.view(T, taps - 1, C).to(wide) * weight_WC[:-1]).sum(1)
