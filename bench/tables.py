@@ -1,0 +1,78 @@
+"""Writes the tables of README and docs from the rows in bench/results.
+
+    python -m bench.tables            rewrite them
+    python -m bench.tables --check    exit 1 if one is out of date
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.rows import RESULTS, ROOT
+
+BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def latest(file: str, *key: str) -> list[dict]:
+    """The newest row of every distinct `key`, in the order of first appearance."""
+    rows: dict[tuple, dict] = {}
+    for line in (RESULTS / file).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        rows[tuple(row[name] for name in key)] = row
+    return list(rows.values())
+
+
+def cpu_decode() -> str:
+    """Decode throughput on a CPU against transformers."""
+    lines = [
+        "| case, batch 16, fp32, greedy | tokens/s | transformers generate | ratio | evidence |",
+        "|---|---|---|---|---|",
+    ]
+    for row in latest("cpu_decode.jsonl", "case"):
+        lines.append(
+            f"| {row['case']} | {row['tokens_per_s']} | {row['peer_tokens_per_s']} | "
+            f"{row['ratio']} | {row['evidence']}, {row['device']}, commit {row['commit']} |"
+        )
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"cpu_decode": cpu_decode}
+
+
+def render(text: str) -> str:
+    """`text` with every table between markers rewritten."""
+    return BLOCK.sub(lambda m: f"{m[1]}{TABLES[m[2]]()}\n{m[3]}", text)
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 on a drift")
+    check = parser.parse_args().check
+    drifted = 0
+    for file in documents():
+        text = file.read_text(encoding="utf-8")
+        new = render(text)
+        if new == text:
+            continue
+        drifted += 1
+        if check:
+            print(f"{file.relative_to(ROOT)}: a table is not what bench/results says")
+        else:
+            file.write_text(new, encoding="utf-8")
+            print(f"{file.relative_to(ROOT)} rewritten")
+    return 1 if check and drifted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
