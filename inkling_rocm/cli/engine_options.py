@@ -34,6 +34,9 @@ MoeRunnerBackend = Annotated[str, typer.Option(help="auto or a variant's name; s
 RandomSeed = Annotated[int, typer.Option(help="Seeds of requests without one, dummy weights.")]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
+# What a wrong argument or checkpoint raises: these are told, everything else is a traceback.
+MISTAKES = (ValueError, FileNotFoundError)
+
 
 def engine_args(**fields: Any) -> EngineArgs:
     """EngineArgs from options; a wrong value ends the command with its message."""

@@ -61,7 +61,7 @@ def generate(
                 _stream_raw(engine, text, params)
             else:
                 _stream_chat(engine, text, system, reasoning_effort, params)
-    except (ValueError, ApiError) as error:
+    except (*options.MISTAKES, ApiError) as error:
         raise options.fail(error) from error
 
 

@@ -77,5 +77,5 @@ def serve(
             drain_seconds=drain_seconds,
             access_log=log_level.lower() == "debug",
         )
-    except ValueError as error:
+    except options.MISTAKES as error:
         raise options.fail(error) from error

@@ -1,0 +1,67 @@
+"""The command line as a whole, and `generate`."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from inkling_rocm.cli.main import app
+
+RUNNER = CliRunner()
+
+
+def test_help_names_the_commands_and_needs_no_torch():
+    code = (
+        "import sys; from typer.testing import CliRunner; from inkling_rocm.cli.main import app\n"
+        "result = CliRunner().invoke(app, ['--help']); print(result.output)\n"
+        "assert result.exit_code == 0\n"
+        "assert 'torch' not in sys.modules and 'fastapi' not in sys.modules"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    for command in ("serve", "generate", "ops", "doctor"):
+        assert command in result.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "ops", "doctor"])
+def test_each_command_has_help(command):
+    assert RUNNER.invoke(app, [command, "--help"]).exit_code == 0
+
+
+def generate(*arguments, stdin=None):
+    options = ["--max-new-tokens", "6", "--temperature", "0"]
+    return RUNNER.invoke(app, ["generate", *options, *arguments], input=stdin)
+
+
+def test_generate_raw_and_from_stdin():
+    given = generate("--raw", "Once upon")
+    assert given.exit_code == 0, given.output
+    assert given.stdout.strip()
+    piped = generate("--raw", stdin="Once upon")
+    assert piped.stdout == given.stdout
+
+
+def test_generate_chat():
+    result = generate("--system", "Be brief.", "--reasoning-effort", "none", "Hello")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--reasoning-effort", "much", "Hello"], "reasoning_effort 'much'"),
+        (["--model-path", "/nowhere/at/all", "Hello"], "/nowhere/at/all"),
+    ],
+)
+def test_generate_names_mistakes(arguments, message):
+    result = generate(*arguments)
+    assert result.exit_code == 1
+    assert message in result.output
+
+
+def test_generate_needs_a_prompt():
+    assert generate(stdin=" \n").exit_code == 2

@@ -1,0 +1,106 @@
+"""`inkling-rocm serve` as a process: ready line, signals, mistakes."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+COMMAND = [sys.executable, "-c", "from inkling_rocm.cli.main import main; main()", "serve"]
+CHAT = "/v1/chat/completions"
+
+
+def body(tokens):
+    return {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": tokens,
+        "stream": True,
+        "ignore_eos": True,
+    }
+
+
+@contextlib.contextmanager
+def server(*arguments):
+    """The process and its URL, once it says it is ready."""
+    process = subprocess.Popen(
+        [*COMMAND, "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        ready = process.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+", ready)
+        assert url, f"no ready line, but {ready!r}"
+        assert ready.startswith("Ready: ")
+        yield process, url.group()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_sigterm_lets_open_requests_finish():
+    with server("--served-model-name", "tiny", "--api-key", "k") as (process, url):
+        headers = {"Authorization": "Bearer k"}
+        with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
+            assert http.get("/v1/models").json()["data"][0]["id"] == "tiny"
+            with http.stream("POST", CHAT, json=body(100)) as response:
+                lines = response.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            assert sum('"content"' in line for line in rest) > 20
+            assert process.wait(15) == 0
+            with pytest.raises(httpx.ConnectError):
+                http.get("/health")
+
+
+def test_second_signal_stops_at_once():
+    with server("--drain-seconds", "60") as (process, url), httpx.Client(base_url=url) as http:
+
+        def endless():
+            with contextlib.suppress(httpx.HTTPError):
+                http.post(CHAT, json=body(8000), timeout=60)
+
+        thread = threading.Thread(target=endless, daemon=True)
+        thread.start()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None  # it waits for the open request
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 128 + signal.SIGTERM
+        thread.join(5)
+
+
+def run(*arguments):
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=environment
+    )
+
+
+def test_taken_port_is_said_before_anything_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--port", str(port), "--model-path", "/nowhere")
+    assert result.returncode == 1
+    assert f"error: cannot listen on 127.0.0.1:{port}" in result.stderr
+
+
+def test_mistakes_are_named():
+    result = run("--port", "0", "--model-path", "/nowhere/at/all")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: ")
+    assert "/nowhere/at/all" in result.stderr
+    result = run("--page-size", "7")
+    assert result.returncode == 2
+    assert "page_size 7" in result.stderr
