@@ -50,7 +50,7 @@ class ByteTokenizer:
         return token >= 256
 
 
-def history_config(context_length=256) -> InklingConfig:
+def history_config() -> InklingConfig:
     def attention(window):
         return AttentionConfig(
             num_heads=1,
@@ -68,7 +68,7 @@ def history_config(context_length=256) -> InklingConfig:
         num_layers=2,
         vocab_size=VOCAB,
         unpadded_vocab_size=VOCAB,
-        context_length=context_length,
+        context_length=256,
         rms_norm_eps=1e-6,
         conv_taps=TAPS,
         dense_intermediate_size=2,
@@ -178,6 +178,24 @@ class HistoryModel:
                     state[p % len(state)] = tokens[p]
 
 
+class ScriptedModel(HistoryModel):
+    """After a prompt of one token, writes the tokens of a script."""
+
+    def __init__(self, script):
+        super().__init__()
+        self.script = script
+
+    def _hashes(self, host, row, tokens):
+        positions = torch.arange(int(host.meta.q_start[row]), len(tokens))
+        return torch.stack((positions, positions), -1).float()
+
+    def logits(self, hidden, host):
+        logits = torch.zeros(len(hidden), VOCAB)
+        wanted = [self.script[int(p) % len(self.script)] for p in hidden[:, 0].tolist()]
+        logits[torch.arange(len(hidden)), wanted] = 100.0
+        return logits
+
+
 def reference_tokens(prompt, params: SamplingParams, seed=None, stop_ids=(EOS,), sharpness=2.0):
     """The output of one continuation, computed without an engine, ignoring text."""
     tokens = list(prompt)
@@ -193,10 +211,10 @@ def reference_tokens(prompt, params: SamplingParams, seed=None, stop_ids=(EOS,),
     return tokens[len(prompt) :]
 
 
-def history_engine(*, model=None, tokenizer=None, context_length=256, metrics=None, **args):
+def history_engine(*, model=None, tokenizer=None, metrics=None, **args):
     """An engine over a HistoryModel, invariants checked on every step, unwritten pages NaN."""
     parts = EngineParts(
-        config=history_config(context_length),
+        config=history_config(),
         model=model or HistoryModel(),
         tokenizer=tokenizer,
         dtype=torch.float32,
@@ -213,9 +231,9 @@ def history_engine(*, model=None, tokenizer=None, context_length=256, metrics=No
     return engine
 
 
-def history_core(*, model=None, context_length=256, **args) -> EngineCore:
+def history_core(*, model=None, **args) -> EngineCore:
     """The same without a thread: tests call `step`."""
-    text = history_config(context_length).text
+    text = history_config().text
     settings = {"page_size": 16, "max_running_requests": 8, **args}
     engine_args = EngineArgs(model_path="history", **settings)
     cpu = torch.device("cpu")
