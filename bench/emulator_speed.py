@@ -90,8 +90,13 @@ def measure(name: str, arch: str, repeats: int) -> dict:
             run()
             times.append(time.perf_counter() - start)
     median = float(np.median(times))
-    return {"case": name, "arch": arch, "wave_instructions": instructions, "seconds_p50": round(median, 4),
-            "wave_instructions_per_s": round(instructions / median)}  # fmt: skip
+    return {
+        "case": name,
+        "arch": arch,
+        "wave_instructions": instructions,
+        "seconds_p50": round(median, 4),
+        "wave_instructions_per_s": round(instructions / median),
+    }
 
 
 def main() -> None:
@@ -116,9 +121,15 @@ def main() -> None:
     with args.out.open("a") as out:
         for name in CASES:
             for arch in ("gfx942", "gfx950"):
-                row = {"op": "gcn_emulator", "label": args.label, "commit": args.commit or head.strip(),
-                       "device": f"{platform.machine()} CPU, 1 thread", "evidence": "measured",
-                       "versions": versions, **measure(name, arch, args.repeats)}  # fmt: skip
+                row = {
+                    "op": "gcn_emulator",
+                    "label": args.label,
+                    "commit": args.commit or head.strip(),
+                    "device": f"{platform.machine()} CPU, 1 thread",
+                    "evidence": "measured",
+                    "versions": versions,
+                    **measure(name, arch, args.repeats),
+                }
                 print(row["label"], row["arch"], row["case"], row["wave_instructions_per_s"])
                 out.write(json.dumps(row) + "\n")
 

@@ -1,8 +1,8 @@
 """Decoded programs on disk, so that the next process need not parse the same assembly again.
 
-A file holds the parsed program and the register sets of its instructions (the closures that execute them
-are built from it when first reached). Its name is a hash of the assembly and of the sources that decide
-the contents.
+A file holds the parsed program and the register sets of its instructions (the closures that
+execute them are built from it when first reached). Its name is a hash of the assembly and of the
+sources that decide the contents.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ class RaceDetector:
     """Finds LDS accesses of different waves that no barrier separates, and reads before any write.
 
     Each cell remembers its last writer and reader as epoch * 64 + wave; a barrier starts a new
-    epoch. Stores that do not change a cell are ignored (replicated layouts store duplicates). A cell
-    is a 32-bit word until the first access that is smaller or unaligned; from then on it is a byte.
+    epoch. Stores that do not change a cell are ignored (replicated layouts store duplicates). A
+    cell is a 32-bit word until the first access that is smaller or unaligned; from then on it is a
+    byte.
     """
 
     SEVERAL = 63

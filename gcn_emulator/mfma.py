@@ -45,7 +45,7 @@ Decoder = Callable[[np.ndarray], np.ndarray]
 
 
 def element_decoder(kind: str) -> Decoder:
-    """uint32[registers, lanes] -> float32[lanes, elements per lane] (i8 values are exact in float32)."""
+    """uint32[registers, lanes] -> float32[lanes, elements per lane] (i8 is exact in float32)."""
 
     def lanes_first(regs: np.ndarray, dtype: type) -> np.ndarray:
         return np.ascontiguousarray(regs.T).view(dtype)
@@ -70,7 +70,7 @@ def element_decoder(kind: str) -> Decoder:
 
 
 def _to_registers(product: np.ndarray) -> np.ndarray:
-    """[waves, blocks, rows, columns] -> [registers, waves * 64] as destination registers hold it."""
+    """[waves, blocks, rows, columns] -> [registers, waves * 64] as destinations hold it."""
     waves, blocks, m, _ = product.shape
     if m == 32:
         parts = product.reshape(waves, blocks, 4, 2, 4, 32).transpose(1, 2, 4, 0, 3, 5)

@@ -1,4 +1,4 @@
-"""Which registers an instruction reads and writes, as bit sets, for tracking undefined registers."""
+"""Which registers an instruction reads and writes, as bit sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _VECTOR_BASE = SGPR_COUNT + 1
 _VCC, _EXEC = 3 << VCC, 3 << EXEC
 _NO_REGISTERS = (
     "s_waitcnt", "s_nop", "s_barrier", "s_endpgm", "s_branch", "s_setprio", "s_sleep", "s_sethalt",
-    "s_icache", "s_dcache", "s_setreg", "s_code_end", "s_ttrace", "s_sched", "buffer_wbl2", "buffer_inv",
+    "s_icache", "s_dcache", "s_setreg", "s_code_end", "s_ttrace", "s_sched",
+    "buffer_wbl2", "buffer_inv",
 )  # fmt: skip
 _READS_SCC = re.compile(r"s_(cselect|cmov|addc|subb|cbranch_scc)")
 _LEAVES_SCC = re.compile(

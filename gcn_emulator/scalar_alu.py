@@ -1,7 +1,7 @@
 """Scalar ALU: SOP1, SOP2, SOPK, SOPC as tables over Python integers.
 
-Where the waves of a batch hold different values the tables are applied wave by wave; 64-bit logic on
-lane masks works on the lanes.
+Where the waves of a batch hold different values the tables are applied wave by wave; 64-bit logic
+on lane masks works on the lanes.
 """
 
 from __future__ import annotations

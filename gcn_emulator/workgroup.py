@@ -1,8 +1,9 @@
 """Scheduling the waves of one workgroup: batches, divergence, barriers.
 
-All waves start as one batch. A branch the waves disagree about splits it; batches that stand at the
-same instruction with the same outstanding memory operations are merged again. While there are several,
-the one furthest behind runs first, so that those ahead wait for it at the next meeting point.
+All waves start as one batch. A branch the waves disagree about splits it; batches that stand at
+the same instruction with the same outstanding memory operations are merged again. While there are
+several, the one furthest behind runs first, so that those ahead wait for it at the next meeting
+point.
 """
 
 from __future__ import annotations

@@ -21,8 +21,15 @@ def make_args(case, seed):
     import torch
 
     gen = torch.Generator().manual_seed(seed)
-    kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32,
-             "i16": torch.int16, "i8": torch.int8, "i64": torch.int64}  # fmt: skip
+    kinds = {
+        "f32": torch.float32,
+        "f16": torch.float16,
+        "bf16": torch.bfloat16,
+        "i32": torch.int32,
+        "i16": torch.int16,
+        "i8": torch.int8,
+        "i64": torch.int64,
+    }
     out = []
     for spec in case.args:
         if isinstance(spec, int):
@@ -138,7 +145,8 @@ def main():
     for seed, text in problems.items():
         print(seed, text)
     print(
-        f"{count} kernels, {len(problems)} problems, {skipped} did not fit, {len(mnemonics)} mnemonics, {time.time() - start:.0f} s"
+        f"{count} kernels, {len(problems)} problems, {skipped} did not fit, "
+        f"{len(mnemonics)} mnemonics, {time.time() - start:.0f} s"
     )
     if len(sys.argv) > 3:
         Path(sys.argv[3]).write_text("\n".join(sorted(mnemonics)))

@@ -29,14 +29,29 @@ def int_expr(r, depth, names):
         return r.choice([*names, str(r.randint(-40, 40))])
     a, b = (int_expr(r, depth - 1, names) for _ in range(2))
     c = r.choice(names)
-    return r.choice([
-        f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} & {b})", f"({a} | {b})", f"({a} ^ {b})",
-        f"({a} << {r.randint(0, 9)})", f"({a} >> {r.randint(0, 9)})", f"tl.minimum({a} + {c}, {b})",
-        f"tl.maximum({a} + {c}, {b})", f"tl.where({cond(r, names)}, {a}, {b})", f"(-({a} + {c}))", f"(~({a} + {c}))",
-        f"(({a} & 1023) // {r.choice([1, 3, 7, 16, 100])})", f"(({a} & 4095) % {r.choice([2, 3, 7, 16, 100])})",
-        f"tl.abs({a} + {c})", f"({c} * {r.randint(-70000, 70000)} + {b})",
-        f"tl.where({cond(r, names)}, 1, {b})", f"({cond(r, names)}).to(tl.int32)",
-    ])  # fmt: skip
+    return r.choice(
+        [
+            f"({a} + {b})",
+            f"({a} - {b})",
+            f"({a} * {b})",
+            f"({a} & {b})",
+            f"({a} | {b})",
+            f"({a} ^ {b})",
+            f"({a} << {r.randint(0, 9)})",
+            f"({a} >> {r.randint(0, 9)})",
+            f"tl.minimum({a} + {c}, {b})",
+            f"tl.maximum({a} + {c}, {b})",
+            f"tl.where({cond(r, names)}, {a}, {b})",
+            f"(-({a} + {c}))",
+            f"(~({a} + {c}))",
+            f"(({a} & 1023) // {r.choice([1, 3, 7, 16, 100])})",
+            f"(({a} & 4095) % {r.choice([2, 3, 7, 16, 100])})",
+            f"tl.abs({a} + {c})",
+            f"({c} * {r.randint(-70000, 70000)} + {b})",
+            f"tl.where({cond(r, names)}, 1, {b})",
+            f"({cond(r, names)}).to(tl.int32)",
+        ]
+    )
 
 
 def cond(r, names):
@@ -46,7 +61,8 @@ def cond(r, names):
         d = r.choice(names)
         c = f"({c} {r.choice(['&', '|', '^'])} ({d} {r.choice(['<', '>='])} {r.randint(-10, 10)}))"
     if r.random() < 0.25:  # a window, as in attention masks
-        c = f"(({a} - {r.randint(-5, 5)} >= 0) & ({a} - {r.randint(-5, 5)} < {r.choice([2, 8, 64, 192])}))"
+        low, high = r.randint(-5, 5), r.randint(-5, 5)
+        c = f"(({a} - {low} >= 0) & ({a} - {high} < {r.choice([2, 8, 64, 192])}))"
     return c
 
 
@@ -55,25 +71,55 @@ def float_expr(r, depth, names):
         return r.choice([*names, str(r.choice([0.5, 1.0, -2.0, 0.25, 3.0]))])
     a, b = (float_expr(r, depth - 1, names) for _ in range(2))
     c = r.choice(names)
-    return r.choice([
-        f"({a} + {b})", f"({a} - {b})", f"({a} * {c})", f"tl.minimum({a} + {c}, {b})", f"tl.maximum({a} + {c}, {b})",
-        f"tl.where({cond(r, names)}, {a}, {b})", f"tl.abs({a} + {c})", f"(-({a} + {c}))", f"({a} * {b} + {c})",
-        f"tl.floor({a} + {c})", f"tl.ceil({a} + {c})", f"tl.where({c} > 0, {a}, -1e30)" if r.random() < 0.2 else f"({c} * 2)",
-        f"tl.clamp({a} + {c}, -3.0, 5.0)",
-    ])  # fmt: skip
+    return r.choice(
+        [
+            f"({a} + {b})",
+            f"({a} - {b})",
+            f"({a} * {c})",
+            f"tl.minimum({a} + {c}, {b})",
+            f"tl.maximum({a} + {c}, {b})",
+            f"tl.where({cond(r, names)}, {a}, {b})",
+            f"tl.abs({a} + {c})",
+            f"(-({a} + {c}))",
+            f"({a} * {b} + {c})",
+            f"tl.floor({a} + {c})",
+            f"tl.ceil({a} + {c})",
+            f"tl.where({c} > 0, {a}, -1e30)" if r.random() < 0.2 else f"({c} * 2)",
+            f"tl.clamp({a} + {c}, -3.0, 5.0)",
+        ]
+    )
 
 
 def final_float(r, e):
-    return r.choice([
-        e, e, f"tl.exp(tl.minimum({e}, 4.0) * 0.25)", f"tl.exp2(tl.clamp({e}, -8.0, 8.0))", f"tl.log(tl.abs({e}) + 1.0)",
-        f"tl.sqrt(tl.abs({e}))", f"tl.rsqrt(tl.abs({e}) + 1.0)", f"({e}) / 3.0", f"1.0 / (tl.abs({e}) + 0.5)",
-        f"tl.sin(tl.clamp({e}, -30.0, 30.0))", f"tl.sigmoid(tl.clamp({e}, -8.0, 8.0))", f"tl.erf(tl.clamp({e}, -4.0, 4.0))",
-        f"tl.div_rn(({e}).to(tl.float32), 7.0)", f"tl.sqrt_rn(tl.abs({e}).to(tl.float32))",
-    ])  # fmt: skip
+    return r.choice(
+        [
+            e,
+            e,
+            f"tl.exp(tl.minimum({e}, 4.0) * 0.25)",
+            f"tl.exp2(tl.clamp({e}, -8.0, 8.0))",
+            f"tl.log(tl.abs({e}) + 1.0)",
+            f"tl.sqrt(tl.abs({e}))",
+            f"tl.rsqrt(tl.abs({e}) + 1.0)",
+            f"({e}) / 3.0",
+            f"1.0 / (tl.abs({e}) + 0.5)",
+            f"tl.sin(tl.clamp({e}, -30.0, 30.0))",
+            f"tl.sigmoid(tl.clamp({e}, -8.0, 8.0))",
+            f"tl.erf(tl.clamp({e}, -4.0, 4.0))",
+            f"tl.div_rn(({e}).to(tl.float32), 7.0)",
+            f"tl.sqrt_rn(tl.abs({e}).to(tl.float32))",
+        ]
+    )
 
 
-DTYPES = {"i32": "tl.int32", "f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16",
-          "i16": "tl.int16", "i8": "tl.int8", "i64": "tl.int64"}  # fmt: skip
+DTYPES = {
+    "i32": "tl.int32",
+    "f32": "tl.float32",
+    "f16": "tl.float16",
+    "bf16": "tl.bfloat16",
+    "i16": "tl.int16",
+    "i8": "tl.int8",
+    "i64": "tl.int64",
+}
 
 
 def span(dtype):
@@ -106,8 +152,16 @@ def elementwise(r, name):
     low, high = span(dtype)
     t = (dtype, n, low, high)
     tol = {"f16": 2e-3, "bf16": 1.6e-2}.get(dtype, 1e-5)
-    return Case(name, kernel(name, ["X", "Y", "Z", "N", "BLOCK: tl.constexpr"], body), [t, t, t, n], [2],
-                (-(-n // block),), {"BLOCK": block}, warps(r), tol)  # fmt: skip
+    return Case(
+        name,
+        kernel(name, ["X", "Y", "Z", "N", "BLOCK: tl.constexpr"], body),
+        [t, t, t, n],
+        [2],
+        (-(-n // block),),
+        {"BLOCK": block},
+        warps(r),
+        tol,
+    )
 
 
 def shape2(r):
@@ -164,8 +218,15 @@ def reduction(r, name):
         tie = ", tie_break_left=True" if op.startswith("arg") else ""
         body.append(f"tl.store(Y + {keep}, tl.{op}(x, {axis}{tie}))")
     low, high = span(dtype)
-    return Case(name, kernel(name, ["X", "Y", "M: tl.constexpr", "N: tl.constexpr"], body),
-                [(dtype, m * n, low, high), (out, size, 0, 1)], [1], (1,), {"M": m, "N": n}, warps(r))  # fmt: skip
+    return Case(
+        name,
+        kernel(name, ["X", "Y", "M: tl.constexpr", "N: tl.constexpr"], body),
+        [(dtype, m * n, low, high), (out, size, 0, 1)],
+        [1],
+        (1,),
+        {"M": m, "N": n},
+        warps(r),
+    )
 
 
 def scan(r, name):
@@ -184,8 +245,15 @@ def scan(r, name):
         body += ["y = x", "for i in range(3):", f"    y = tl.cumsum(y, {axis}) - x"]
     body.append("tl.store(Y + m[:, None] * N + n[None, :], y)")
     low, high = span(dtype)
-    return Case(name, helper + kernel(name, ["X", "Y", "M: tl.constexpr", "N: tl.constexpr"], body),
-                [(dtype, m * n, low, high), (dtype, m * n, 0, 1)], [1], (1,), {"M": m, "N": n}, warps(r))  # fmt: skip
+    return Case(
+        name,
+        helper + kernel(name, ["X", "Y", "M: tl.constexpr", "N: tl.constexpr"], body),
+        [(dtype, m * n, low, high), (dtype, m * n, 0, 1)],
+        [1],
+        (1,),
+        {"M": m, "N": n},
+        warps(r),
+    )
 
 
 def ordering(r, name):
@@ -205,13 +273,25 @@ def ordering(r, name):
         body.append("y = tl.flip(x, 1) - x")
     else:
         fill = -100000
-        body += ["for i in range(4):", "    v = tl.max(x, 1)", "    j = tl.argmax(x, 1)",
-                 f"    x = tl.where(n[None, :] == j[:, None], {fill}, x)", "    tl.store(Y + m * 4 + i, v)"]  # fmt: skip
+        body += [
+            "for i in range(4):",
+            "    v = tl.max(x, 1)",
+            "    j = tl.argmax(x, 1)",
+            f"    x = tl.where(n[None, :] == j[:, None], {fill}, x)",
+            "    tl.store(Y + m * 4 + i, v)",
+        ]
     if op in ("sort", "flip"):
         body.append("tl.store(Y + m[:, None] * N + n[None, :], y)")
     low, high = span(dtype)
-    return Case(name, kernel(name, ["X", "Y", "M: tl.constexpr", "N: tl.constexpr"], body),
-                [(dtype, m * n, low, high), (dtype, m * n, 0, 1)], [1], (1,), {"M": m, "N": n}, warps(r))  # fmt: skip
+    return Case(
+        name,
+        kernel(name, ["X", "Y", "M: tl.constexpr", "N: tl.constexpr"], body),
+        [(dtype, m * n, low, high), (dtype, m * n, 0, 1)],
+        [1],
+        (1,),
+        {"M": m, "N": n},
+        warps(r),
+    )
 
 
 def gather(r, name):
@@ -240,8 +320,15 @@ def gather(r, name):
             "y = tl.reshape(tl.permute(z, (2, 0, 1)), (N,)) - x",
         ]
     body.append("tl.store(Y + n, y)")
-    return Case(name, kernel(name, ["X", "I", "Y", "N: tl.constexpr"], body), [*args, (dtype, size, 0, 1)], [2],
-                (1,), consts, warps(r))  # fmt: skip
+    return Case(
+        name,
+        kernel(name, ["X", "I", "Y", "N: tl.constexpr"], body),
+        [*args, (dtype, size, 0, 1)],
+        [2],
+        (1,),
+        consts,
+        warps(r),
+    )
 
 
 def atomic(r, name):
@@ -253,12 +340,23 @@ def atomic(r, name):
         op = "add"
     if op == "xchg":  # deterministic only without collisions
         cells = block * programs
-    body = ["o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", "m = o < N", "x = tl.load(X + o, mask=m, other=0)",
-            f"tl.atomic_{op}(Y + o % {cells}, x, mask=m{r.choice(['', ' & (x > 0)'])})"]  # fmt: skip
+    body = [
+        "o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+        "m = o < N",
+        "x = tl.load(X + o, mask=m, other=0)",
+        f"tl.atomic_{op}(Y + o % {cells}, x, mask=m{r.choice(['', ' & (x > 0)'])})",
+    ]
     # Triton 3.9.0 combines colliding signed max/min of a wave as unsigned: no negative inputs
     t = (dtype, n, 0, 1000) if op in ("max", "min") else (dtype, n, *span(dtype))
-    return Case(name, kernel(name, ["X", "Y", "N", "BLOCK: tl.constexpr"], body), [t, (dtype, cells, 0, 5), n], [1],
-                (programs,), {"BLOCK": block}, warps(r))  # fmt: skip
+    return Case(
+        name,
+        kernel(name, ["X", "Y", "N", "BLOCK: tl.constexpr"], body),
+        [t, (dtype, cells, 0, 5), n],
+        [1],
+        (programs,),
+        {"BLOCK": block},
+        warps(r),
+    )
 
 
 def dot(r, name):
@@ -270,21 +368,42 @@ def dot(r, name):
     a_at = "(kk + k)[None, :] * M + m[:, None]" if ta else "m[:, None] * KT + (kk + k)[None, :]"
     b_at = "n[None, :] * KT + (kk + k)[:, None]" if tb else "(kk + k)[:, None] * N + n[None, :]"
     ip = ', input_precision="ieee"' if dtype == "f32" else ""
-    extra = r.choice(["acc", "acc", "acc * 0.5 + m[:, None]", "tl.where(m[:, None] >= n[None, :], acc, -1e30)",
-                      "acc - tl.max(acc, 1)[:, None]", "acc + tl.sum(acc, 0)[None, :]"])  # fmt: skip
+    extra = r.choice(
+        [
+            "acc",
+            "acc",
+            "acc * 0.5 + m[:, None]",
+            "tl.where(m[:, None] >= n[None, :], acc, -1e30)",
+            "acc - tl.max(acc, 1)[:, None]",
+            "acc + tl.sum(acc, 0)[None, :]",
+        ]
+    )
     chain = r.random() < 0.3
-    body = ["m = tl.arange(0, M)", "n = tl.arange(0, N)", "k = tl.arange(0, K)", "acc = tl.zeros((M, N), tl.float32)",
-            "for kk in range(0, KT, K):", f"    a = tl.load(A + {a_at})", f"    b = tl.load(B + {b_at})",
-            f"    acc = tl.dot(a, b, acc{ip})"]  # fmt: skip
+    body = [
+        "m = tl.arange(0, M)",
+        "n = tl.arange(0, N)",
+        "k = tl.arange(0, K)",
+        "acc = tl.zeros((M, N), tl.float32)",
+        "for kk in range(0, KT, K):",
+        f"    a = tl.load(A + {a_at})",
+        f"    b = tl.load(B + {b_at})",
+        f"    acc = tl.dot(a, b, acc{ip})",
+    ]
     if chain:  # second product takes the first as operand
         up = ".to(tl.float16)" if dtype == "f16" else ""
-        body += ["kk = 0", f"v = tl.load(B + {b_at})", f"acc = tl.dot(tl.trans(tl.clamp(acc, -4.0, 4.0)){up}, tl.load(A + {a_at}){ip})",
-                 "acc = tl.trans(acc)", "acc = tl.where(k[:, None] < 4, acc, acc * 2)"]  # fmt: skip
+        body += [
+            "kk = 0",
+            f"v = tl.load(B + {b_at})",
+            f"acc = tl.dot(tl.trans(tl.clamp(acc, -4.0, 4.0)){up}, tl.load(A + {a_at}){ip})",
+            "acc = tl.trans(acc)",
+            "acc = tl.where(k[:, None] < 4, acc, acc * 2)",
+        ]
         store = "tl.store(C + k[:, None] * N + n[None, :], acc)"
         size = k * n
     else:
         body.append(f"acc = {extra}")
-        store = f"tl.store(C + {'n[None, :] * M + m[:, None]' if tc else 'm[:, None] * N + n[None, :]'}, acc)"
+        c_at = "n[None, :] * M + m[:, None]" if tc else "m[:, None] * N + n[None, :]"
+        store = f"tl.store(C + {c_at}, acc)"
         size = m * n
     body.append(store)
     params = ["A", "B", "C", "KT", "M: tl.constexpr", "N: tl.constexpr", "K: tl.constexpr"]
@@ -295,8 +414,15 @@ def dot(r, name):
         "num_stages": r.choice([1, 2]),
     }
     lo, hi = (-2, 2)
-    return Case(name, kernel(name, params, body), [(dtype, m * total, lo, hi), (dtype, total * n, lo, hi),
-                ("f32", size, 0, 1), total], [2], (1,), {"M": m, "N": n, "K": k}, options)  # fmt: skip
+    return Case(
+        name,
+        kernel(name, params, body),
+        [(dtype, m * total, lo, hi), (dtype, total * n, lo, hi), ("f32", size, 0, 1), total],
+        [2],
+        (1,),
+        {"M": m, "N": n, "K": k},
+        options,
+    )
 
 
 def loops(r, name):
@@ -324,18 +450,43 @@ def loops(r, name):
         ]
     elif kind == "multi":
         w = r.choice([2, 30, 64, 100])
-        body += [f"cut = tl.minimum(tl.maximum(N - {w}, 0) // BLOCK * BLOCK, N)",
-                 "for i in range(0, cut, BLOCK):", f"    {load}",
-                 f"    ok = (i + o - P >= 0) & (i + o - P < {w})", "    s = s + tl.where(ok, x, -3)", "    c += 1",
-                 "for i in range(cut, N, BLOCK):", f"    {load}", f"    {step}",
-                 "for i in range(0, P, 2):", "    s = s + i", "    c += i"]  # fmt: skip
+        body += [
+            f"cut = tl.minimum(tl.maximum(N - {w}, 0) // BLOCK * BLOCK, N)",
+            "for i in range(0, cut, BLOCK):",
+            f"    {load}",
+            f"    ok = (i + o - P >= 0) & (i + o - P < {w})",
+            "    s = s + tl.where(ok, x, -3)",
+            "    c += 1",
+            "for i in range(cut, N, BLOCK):",
+            f"    {load}",
+            f"    {step}",
+            "for i in range(0, P, 2):",
+            "    s = s + i",
+            "    c += i",
+        ]
     else:
-        body += ["for i in range(0, N, BLOCK):", f"    {load}", "    for j in range(0, P % 4):", "        if (i + j) % 3 == 0:",
-                 f"            {step}", "        else:", "            s = s - j", "        c += j",
-                 "    if tl.max(x, 0) > 0:", "        s = s + 1"]  # fmt: skip
+        body += [
+            "for i in range(0, N, BLOCK):",
+            f"    {load}",
+            "    for j in range(0, P % 4):",
+            "        if (i + j) % 3 == 0:",
+            f"            {step}",
+            "        else:",
+            "            s = s - j",
+            "        c += j",
+            "    if tl.max(x, 0) > 0:",
+            "        s = s + 1",
+        ]
     body += ["tl.store(Y + o, s)", "tl.store(C + tl.arange(0, 1), tl.arange(0, 1) + c)"]
-    return Case(name, kernel(name, ["X", "Y", "C", "N", "P", "BLOCK: tl.constexpr"], body),
-                [t, (t[0], block, 0, 1), ("i32", 1, 0, 1), n, r.choice([2, 5, 8, 33])], [1, 2], (1,), {"BLOCK": block}, warps(r))  # fmt: skip
+    return Case(
+        name,
+        kernel(name, ["X", "Y", "C", "N", "P", "BLOCK: tl.constexpr"], body),
+        [t, (t[0], block, 0, 1), ("i32", 1, 0, 1), n, r.choice([2, 5, 8, 33])],
+        [1, 2],
+        (1,),
+        {"BLOCK": block},
+        warps(r),
+    )
 
 
 def attention(r, name):
@@ -349,24 +500,43 @@ def attention(r, name):
     ip = ', input_precision="ieee"' if dtype == "f32" else ""
 
     def part(lo, hi, masked):
-        lines = [f"for j in range({lo}, {hi}, BN):", "    jn = j + n",
-                 "    k = tl.load(K + jn[None, :] * D + d[:, None], mask=jn[None, :] < T, other=0.0)",
-                 f"    s = tl.dot(q, k{ip}) * 0.125"]  # fmt: skip
+        lines = [
+            f"for j in range({lo}, {hi}, BN):",
+            "    jn = j + n",
+            "    k = tl.load(K + jn[None, :] * D + d[:, None], mask=jn[None, :] < T, other=0.0)",
+            f"    s = tl.dot(q, k{ip}) * 0.125",
+        ]
         if masked:
             lines += [
                 "    dist = qm[:, None] - jn[None, :]",
                 "    s = tl.where((dist >= 0) & (dist < W), s, -1e30)",
             ]
-        lines += ["    mn = tl.maximum(mx, tl.max(s, 1))", "    p = tl.exp2(s - mn[:, None])", "    a = tl.exp2(mx - mn)",
-                  "    l = l * a + tl.sum(p, 1)", "    v = tl.load(V + jn[:, None] * D + d[None, :], mask=jn[:, None] < T, other=0.0)",
-                  f"    acc = tl.dot(p{cast}, v, acc * a[:, None]{ip})", "    mx = mn"]  # fmt: skip
+        lines += [
+            "    mn = tl.maximum(mx, tl.max(s, 1))",
+            "    p = tl.exp2(s - mn[:, None])",
+            "    a = tl.exp2(mx - mn)",
+            "    l = l * a + tl.sum(p, 1)",
+            "    v = tl.load(V + jn[:, None] * D + d[None, :], mask=jn[:, None] < T, other=0.0)",
+            f"    acc = tl.dot(p{cast}, v, acc * a[:, None]{ip})",
+            "    mx = mn",
+        ]
         return lines
 
-    body = ["pid = tl.program_id(0)", "m0 = pid * BM", "qm = m0 + tl.arange(0, BM)", "n = tl.arange(0, BN)", "d = tl.arange(0, D)",
-            "q = tl.load(Q + qm[:, None] * D + d[None, :], mask=qm[:, None] < T, other=0.0)", "mx = tl.full((BM,), -1e30, tl.float32)",
-            "l = tl.zeros((BM,), tl.float32)", "acc = tl.zeros((BM, D), tl.float32)", "diag = m0 // BN * BN",
-            "lo = tl.maximum(m0 - (W - 1), 0) // BN * BN",
-            "full = tl.minimum(tl.maximum(m0 + BM - W + BN - 1, 0) // BN * BN, diag)", "full = tl.maximum(full, lo)"]  # fmt: skip
+    body = [
+        "pid = tl.program_id(0)",
+        "m0 = pid * BM",
+        "qm = m0 + tl.arange(0, BM)",
+        "n = tl.arange(0, BN)",
+        "d = tl.arange(0, D)",
+        "q = tl.load(Q + qm[:, None] * D + d[None, :], mask=qm[:, None] < T, other=0.0)",
+        "mx = tl.full((BM,), -1e30, tl.float32)",
+        "l = tl.zeros((BM,), tl.float32)",
+        "acc = tl.zeros((BM, D), tl.float32)",
+        "diag = m0 // BN * BN",
+        "lo = tl.maximum(m0 - (W - 1), 0) // BN * BN",
+        "full = tl.minimum(tl.maximum(m0 + BM - W + BN - 1, 0) // BN * BN, diag)",
+        "full = tl.maximum(full, lo)",
+    ]
     body += (
         part("lo", "full", True)
         + part("full", "diag", False)
@@ -391,14 +561,29 @@ def attention(r, name):
         "matrix_instr_nonkdim": r.choice([0, 16, 32]),
         "num_stages": r.choice([1, 2]),
     }
-    return Case(name, kernel(name, params, body), [x, x, x, ("f32", t * d, 0, 1), t], [3], (-(-t // bm),),
-                {"W": w, "BM": bm, "BN": bn, "D": d}, options, 2e-3 if dtype == "f16" else 1e-4)  # fmt: skip
+    return Case(
+        name,
+        kernel(name, params, body),
+        [x, x, x, ("f32", t * d, 0, 1), t],
+        [3],
+        (-(-t // bm),),
+        {"W": w, "BM": bm, "BN": bn, "D": d},
+        options,
+        2e-3 if dtype == "f16" else 1e-4,
+    )
 
 
 FAMILIES = {
-    "elementwise": (elementwise, 30), "reduction": (reduction, 16), "scan": (scan, 8), "ordering": (ordering, 8),
-    "gather": (gather, 8), "atomic": (atomic, 8), "dot": (dot, 14), "loops": (loops, 14), "attention": (attention, 8),
-}  # fmt: skip
+    "elementwise": (elementwise, 30),
+    "reduction": (reduction, 16),
+    "scan": (scan, 8),
+    "ordering": (ordering, 8),
+    "gather": (gather, 8),
+    "atomic": (atomic, 8),
+    "dot": (dot, 14),
+    "loops": (loops, 14),
+    "attention": (attention, 8),
+}
 
 
 def generate(seed: int) -> Case:

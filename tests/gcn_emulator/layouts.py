@@ -1,9 +1,9 @@
-"""Register layouts of the matrix instructions and of the transposing LDS reads, from their published closed form.
+"""Register layouts of matrix instructions and transposing LDS reads, in their published form.
 
-A second implementation, independent of gcn_emulator: one element at a time, nothing shared with the code
-under test. Sources: "AMD Instinct MI300 Instruction Set Architecture", section 7.1 (matrix fused
-multiply-add, element layouts in terms of K_L, H, B_I, M_I and G); "AMD Instinct CDNA4 Instruction Set
-Architecture", the f8f6f4 matrix instructions and DS_READ_B64_TR_B{16,8,4}.
+A second implementation, independent of gcn_emulator: one element at a time, nothing shared with
+the code under test. Sources: "AMD Instinct MI300 Instruction Set Architecture", section 7.1
+(matrix fused multiply-add, element layouts in terms of K_L, H, B_I, M_I and G); "AMD Instinct
+CDNA4 Instruction Set Architecture", the f8f6f4 matrix instructions and DS_READ_B64_TR_B{16,8,4}.
 
 The closed form for an M x N x K instruction with B blocks:
 
@@ -44,10 +44,10 @@ def result_place(i: int, j: int, b: int, *, m: int, n: int, h: int = 4):
 
 
 def transposed_source(lane: int, item: int, bits: int):
-    """Where element `item` of `lane` after DS_READ_B64_TR_B{bits} comes from: (lane, item) of a plain read.
+    """(lane, item) of a plain read that DS_READ_B64_TR_B{bits} gives `lane` as element `item`.
 
-    The 16 lanes of a group read, 64 bits each, a matrix whose rows are 16 elements long: a row spans
-    16 * bits / 64 lanes. Lane c of the group receives column c, row by row.
+    The 16 lanes of a group read, 64 bits each, a matrix whose rows are 16 elements long: a row
+    spans 16 * bits / 64 lanes. Lane c of the group receives column c, row by row.
     """
     group, column = lane & ~15, lane & 15
     per_lane = 64 // bits

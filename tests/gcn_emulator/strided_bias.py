@@ -1,14 +1,14 @@
 """Attention whose relative bias is read as an ordinary 2-D tile instead of a per-score gather.
 
-For query t and key n the bias is rel[t, t - n]. Each query's profile is stored REVERSED in a row of pitch L, so
-that column c holds distance E - c. Then the element for key n of query t sits at
+For query t and key n the bias is rel[t, t - n]. Each query's profile is stored REVERSED in a row
+of pitch L, so that column c holds distance E - c. Then the element for key n of query t sits at
 
     t * L + E - (t - n)  =  t * (L - 1) + n + E
 
-and a (queries x keys) tile is a strided tile: row stride L - 1, unit column stride. Zeros around the profile make
-distances outside [0, E) contribute nothing, so only boundary tiles need a mask. The key loop is split in three
-(window edge | full tiles | diagonal), because a conditional inside it would stop software pipelining.
-One sequence, no paging: a test kernel, not a product kernel.
+and a (queries x keys) tile is a strided tile: row stride L - 1, unit column stride. Zeros around
+the profile make distances outside [0, E) contribute nothing, so only boundary tiles need a mask.
+The key loop is split in three (window edge | full tiles | diagonal), because a conditional inside
+it would stop software pipelining. One sequence, no paging: a test kernel, not a product kernel.
 """
 
 import torch
@@ -20,9 +20,25 @@ PAD = 256  # columns of zeros on both sides of a profile: at least BLOCK_M + BLO
 
 @triton.jit
 def _step(
-    q, k_ptr, v_ptr, bias_ptr, acc, l, m, start_n, offs_m, offs_d, offs_n, tokens, qk_scale, stride_kv, bias_pitch,
-    WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_ptr,
+    v_ptr,
+    bias_ptr,
+    acc,
+    l,
+    m,
+    start_n,
+    offs_m,
+    offs_d,
+    offs_n,
+    tokens,
+    qk_scale,
+    stride_kv,
+    bias_pitch,
+    WINDOW: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     LOG2E: tl.constexpr = 1.4426950408889634
     n = start_n + offs_n
     if MASKED:
@@ -56,10 +72,27 @@ def _step(
 
 @triton.jit
 def strided_bias_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, rel_ptr, tokens, softmax_scale, stride_q, stride_qh, stride_kv, stride_kvh,
-    bias_pitch, stride_rel_h, GROUP: tl.constexpr, WINDOW: tl.constexpr, EXTENT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    rel_ptr,
+    tokens,
+    softmax_scale,
+    stride_q,
+    stride_qh,
+    stride_kv,
+    stride_kvh,
+    bias_pitch,
+    stride_rel_h,
+    GROUP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    EXTENT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     h = tl.program_id(1)
     start_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     offs_m, offs_n, offs_d = (
@@ -89,23 +122,71 @@ def strided_bias_kernel(
     for start_n in tl.range(first, full, BLOCK_N, num_stages=STAGES):
         start_n = tl.multiple_of(start_n, BLOCK_N)
         acc, l, m = _step(
-            q, k_ptr, v_ptr, bias_ptr, acc, l, m, start_n, offs_m, offs_d, offs_n, tokens, qk_scale, stride_kv,
-            bias_pitch, WINDOW, WINDOW > 0, WINDOW > 0,
-        )  # fmt: skip
+            q,
+            k_ptr,
+            v_ptr,
+            bias_ptr,
+            acc,
+            l,
+            m,
+            start_n,
+            offs_m,
+            offs_d,
+            offs_n,
+            tokens,
+            qk_scale,
+            stride_kv,
+            bias_pitch,
+            WINDOW,
+            WINDOW > 0,
+            WINDOW > 0,
+        )
     for start_n in tl.range(full, diagonal, BLOCK_N, num_stages=STAGES):
         start_n = tl.multiple_of(start_n, BLOCK_N)
         acc, l, m = _step(
-            q, k_ptr, v_ptr, bias_ptr, acc, l, m, start_n, offs_m, offs_d, offs_n, tokens, qk_scale, stride_kv,
-            bias_pitch, WINDOW, True, False,
-        )  # fmt: skip
+            q,
+            k_ptr,
+            v_ptr,
+            bias_ptr,
+            acc,
+            l,
+            m,
+            start_n,
+            offs_m,
+            offs_d,
+            offs_n,
+            tokens,
+            qk_scale,
+            stride_kv,
+            bias_pitch,
+            WINDOW,
+            True,
+            False,
+        )
     for start_n in tl.range(
         diagonal, tl.minimum(start_m + BLOCK_M, tokens), BLOCK_N, num_stages=STAGES
     ):
         start_n = tl.multiple_of(start_n, BLOCK_N)
         acc, l, m = _step(
-            q, k_ptr, v_ptr, bias_ptr, acc, l, m, start_n, offs_m, offs_d, offs_n, tokens, qk_scale, stride_kv,
-            bias_pitch, WINDOW, True, True,
-        )  # fmt: skip
+            q,
+            k_ptr,
+            v_ptr,
+            bias_ptr,
+            acc,
+            l,
+            m,
+            start_n,
+            offs_m,
+            offs_d,
+            offs_n,
+            tokens,
+            qk_scale,
+            stride_kv,
+            bias_pitch,
+            WINDOW,
+            True,
+            True,
+        )
     out_at = out_ptr + offs_m[:, None] * stride_q + h * stride_qh + offs_d[None, :]
     tl.store(out_at, (acc / l[:, None]).to(out_ptr.dtype.element_ty), mask=offs_m[:, None] < tokens)
 
@@ -130,11 +211,29 @@ def strided_bias(
     rel, bias_pitch, stride_rel_h = reversed_rows(rel_ThE)
     out = torch.full_like(q_ThD, float("nan"))
     strided_bias_kernel[(triton.cdiv(tokens, block_m), heads)](
-        q_ThD, k_TgD, v_TgD, out, rel, tokens, 1 / head_dim, q_ThD.stride(0), q_ThD.stride(1), k_TgD.stride(0),
-        k_TgD.stride(1), bias_pitch, stride_rel_h, GROUP=heads // k_TgD.shape[1], WINDOW=window,
-        EXTENT=rel_ThE.shape[-1], BLOCK_M=block_m, BLOCK_N=block_n, HEAD_DIM=head_dim, STAGES=stages,
-        num_warps=num_warps, matrix_instr_nonkdim=16,
-    )  # fmt: skip
+        q_ThD,
+        k_TgD,
+        v_TgD,
+        out,
+        rel,
+        tokens,
+        1 / head_dim,
+        q_ThD.stride(0),
+        q_ThD.stride(1),
+        k_TgD.stride(0),
+        k_TgD.stride(1),
+        bias_pitch,
+        stride_rel_h,
+        GROUP=heads // k_TgD.shape[1],
+        WINDOW=window,
+        EXTENT=rel_ThE.shape[-1],
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        HEAD_DIM=head_dim,
+        STAGES=stages,
+        num_warps=num_warps,
+        matrix_instr_nonkdim=16,
+    )
     return out
 
 

@@ -1,10 +1,8 @@
-"""What `emulate` must carry besides a plain launch: autotune, spills, atomics, descriptors, Gluon."""
+"""What `emulate` carries besides plain launches: autotune, spills, atomics, descriptors, Gluon."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
-
+import torch
+import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -183,9 +181,15 @@ def test_gluon_through_lds(arch):
 
 @gluon.jit
 def gluon_mfma(
-    a_ptr, b_ptr, c_ptr, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr,
-    MFMA: gl.constexpr, K_WIDTH: gl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    MFMA: gl.constexpr,
+    K_WIDTH: gl.constexpr,
+):
     A: gl.constexpr = gl.DotOperandLayout(0, MFMA, K_WIDTH)
     B: gl.constexpr = gl.DotOperandLayout(1, MFMA, K_WIDTH)
     am = gl.arange(0, M, layout=gl.SliceLayout(1, A))[:, None]

@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 from harness import b16, f32, floats, ints, run, same_float
 
-FORMATS = {"e4m3": (4, 3, False), "e5m2": (5, 2, False), "e4m3fnuz": (4, 3, True), "e5m2fnuz": (5, 2, True)}  # fmt: skip
-KIND = {("gfx950", "fp8"): "e4m3", ("gfx950", "bf8"): "e5m2",
-        ("gfx942", "fp8"): "e4m3fnuz", ("gfx942", "bf8"): "e5m2fnuz"}  # fmt: skip
+FORMATS = {
+    "e4m3": (4, 3, False),
+    "e5m2": (5, 2, False),
+    "e4m3fnuz": (4, 3, True),
+    "e5m2fnuz": (5, 2, True),
+}
+KIND = {
+    ("gfx950", "fp8"): "e4m3",
+    ("gfx950", "bf8"): "e5m2",
+    ("gfx942", "fp8"): "e4m3fnuz",
+    ("gfx942", "bf8"): "e5m2fnuz",
+}
 SATURATE = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 

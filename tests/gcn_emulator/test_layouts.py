@@ -1,24 +1,20 @@
-"""The emulator's matrix and transposing-read layouts against an independent form of them, and against Triton.
+"""The emulator's register layouts against an independent form of them, and against Triton's.
 
-Triton's own layouts are the second witness: it places operands in registers and reads results back by
-layouts of its own, which run on the hardware. Kernels below give other results when a layout is wrong;
-that they do is shown by breaking each layout in turn.
+Triton's own layouts are the second witness: it places operands in registers and reads results back
+by layouts of its own, which run on the hardware. Kernels below give other results when a layout is
+wrong; that they do is shown by breaking each layout in turn.
 """
 
 import numpy as np
 import pytest
+import torch
+import triton
+import triton.language as tl
 from harness import run
 from layouts import result_place, source_place, transposed_source
 
-from gcn_emulator import lds_instructions, mfma
+from gcn_emulator import lds_instructions, mfma, triton_driver
 from gcn_emulator.formats import FP4, FP8
-
-torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
-
-import triton.language as tl
-
-from gcn_emulator import triton_driver
 from gcn_emulator.triton_driver import emulate
 
 # mnemonic, M = N, K, blocks, operand bits
@@ -51,7 +47,7 @@ def one_hot(registers, lane, item, bits, code):
 
 @pytest.mark.parametrize(("name", "m", "k", "blocks", "bits"), DENSE)
 def test_dense_layouts_follow_the_closed_form(name, m, k, blocks, bits):
-    """One-hot operands: A[i][k] = B[k][j] = 1 must set exactly D[i][j], for sampled (i, j, k, b)."""
+    """One-hot operands: A[i][k] = B[k][j] = 1 must set exactly D[i][j], for sampled i, j, k."""
     rng = np.random.default_rng(7)
     count = k * m * blocks * bits // (32 * 64)
     results = m * m * blocks // 64
@@ -63,7 +59,8 @@ def test_dense_layouts_follow_the_closed_form(name, m, k, blocks, bits):
         one_hot(a, *source_place(i, kk, b, **place), bits, ONE[bits])
         one_hot(bb, *source_place(j, kk, b, **place), bits, ONE[bits])
         v = {10 + r: row for r, row in enumerate(a)} | {30 + r: row for r, row in enumerate(bb)}
-        text = f"{name} {register_text(60, results)}, {register_text(10, count)}, {register_text(30, count)}, 0"
+        operands = [register_text(60, results), register_text(10, count), register_text(30, count)]
+        text = f"{name} {', '.join(operands)}, 0"
         out = run(text, v=v).vgprs[60 : 60 + results]
         lane, item = result_place(i, j, b, m=m, n=m)
         want = np.zeros((results, 64), np.uint32)
@@ -107,8 +104,8 @@ def test_f8f6f4_layouts_follow_the_closed_form(fa, fb, m, k):
         (a, b), (na, nb), results = operands, map(len, operands), m * m // 64
         v = {10 + r: x for r, x in enumerate(a)} | {30 + r: x for r, x in enumerate(b)}
         text = (
-            f"v_mfma_scale_f32_{m}x{m}x{k}_f8f6f4 {register_text(60, results)}, {register_text(10, na)}, "
-            f"{register_text(30, nb)}, 0, v8, v9 cbsz:{fa} blgp:{fb}"
+            f"v_mfma_scale_f32_{m}x{m}x{k}_f8f6f4 {register_text(60, results)}, "
+            f"{register_text(10, na)}, {register_text(30, nb)}, 0, v8, v9 cbsz:{fa} blgp:{fb}"
         )
         out = (
             run(text, v=v | {8: scales[0], 9: scales[1]}).vgprs[60 : 60 + results].view(np.float32)
@@ -148,7 +145,7 @@ def _dot(a_ptr, b_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr)
 
 @triton.jit
 def _chained(a_ptr, b_ptr, v_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """The first result stays in registers as the second product's operand: D's rows become A's k."""
+    """The first result stays in registers as the second product's operand: D's rows are A's k."""
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     a = tl.load(a_ptr + m[:, None] * K + k[None, :])
     b = tl.load(b_ptr + k[:, None] * N + n[None, :])
@@ -159,9 +156,19 @@ def _chained(a_ptr, b_ptr, v_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl
 
 @triton.jit
 def _scaled(
-    a_ptr, sa_ptr, b_ptr, sb_ptr, c_ptr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    sa_ptr,
+    b_ptr,
+    sb_ptr,
+    c_ptr,
+    A_FORMAT: tl.constexpr,
+    B_FORMAT: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    KA: tl.constexpr,
+    KB: tl.constexpr,
+):
     m, n, s = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K // 32)
     a = tl.load(a_ptr + m[:, None] * KA + tl.arange(0, KA)[None, :])
     b = tl.load(b_ptr + n[None, :] * KB + tl.arange(0, KB)[:, None])
@@ -212,8 +219,22 @@ def run_scaled(kind_a, kind_b, nonkdim):
     )
     c = torch.full((m, n), float("nan"))
     with emulate("gfx950", counters=True) as driver:
-        _scaled[(1,)](a, sa, b, sb, c, A_FORMAT=kind_a, B_FORMAT=kind_b, M=m, N=n, K=k,
-                      KA=a.shape[1], KB=b.shape[1], num_warps=4, matrix_instr_nonkdim=nonkdim)  # fmt: skip
+        _scaled[(1,)](
+            a,
+            sa,
+            b,
+            sb,
+            c,
+            A_FORMAT=kind_a,
+            B_FORMAT=kind_b,
+            M=m,
+            N=n,
+            K=k,
+            KA=a.shape[1],
+            KB=b.shape[1],
+            num_warps=4,
+            matrix_instr_nonkdim=nonkdim,
+        )
 
     def scaled(x, s):
         return x.double() * torch.exp2(s.double() - 127).repeat_interleave(32, 1)
@@ -276,12 +297,25 @@ def _rotated_elements(original):
 
 BREAKS = {
     "rows of the result": (mfma, "_to_registers", _rows_exchanged, lambda: run_dot("gfx942", 16)),
-    "lanes of the result": (mfma, "_to_registers", _columns_exchanged, lambda: run_dot("gfx950", 32)),
-    "rows, result as operand": (mfma, "_to_registers", _rows_exchanged, lambda: run_chained("gfx942", 16)),
-    "transposing reads": (
-        lds_instructions, "transpose_read", _rotated_elements, lambda: run_dot("gfx950", 16),
+    "lanes of the result": (
+        mfma,
+        "_to_registers",
+        _columns_exchanged,
+        lambda: run_dot("gfx950", 32),
     ),
-}  # fmt: skip
+    "rows, result as operand": (
+        mfma,
+        "_to_registers",
+        _rows_exchanged,
+        lambda: run_chained("gfx942", 16),
+    ),
+    "transposing reads": (
+        lds_instructions,
+        "transpose_read",
+        _rotated_elements,
+        lambda: run_dot("gfx950", 16),
+    ),
+}
 
 
 @pytest.mark.parametrize("what", BREAKS)

@@ -62,8 +62,22 @@ def values(kind, shape):
     return RNG.integers(-8, 9, shape) / 2  # exact in every format
 
 
-def check_case(name, m, k, blocks, ka, kb, enc_a, enc_b, arch, mods="", split=(False, False), extra="",
-               scale=None, v_extra=None):  # fmt: skip
+def check_case(
+    name,
+    m,
+    k,
+    blocks,
+    ka,
+    kb,
+    enc_a,
+    enc_b,
+    arch,
+    mods="",
+    split=(False, False),
+    extra="",
+    scale=None,
+    v_extra=None,
+):
     a, b = values(ka, (blocks, m, k)), values(kb, (blocks, m, k))
     ra = pack(a, m, k, blocks, *enc_a, split[0])
     rb = pack(b, m, k, blocks, *enc_b, split[1])
@@ -93,17 +107,26 @@ def check_case(name, m, k, blocks, ka, kb, enc_a, enc_b, arch, mods="", split=(F
 
 
 CASES = [
-    ("v_mfma_f32_32x32x2_f32", 32, 2, 1, "f32"), ("v_mfma_f32_16x16x4_f32", 16, 4, 1, "f32"),
-    ("v_mfma_f32_32x32x8_f16", 32, 8, 1, "f16"), ("v_mfma_f32_16x16x16_f16", 16, 16, 1, "f16"),
-    ("v_mfma_f32_32x32x8_bf16", 32, 8, 1, "bf16"), ("v_mfma_f32_16x16x16_bf16", 16, 16, 1, "bf16"),
-    ("v_mfma_f32_32x32x16_f16", 32, 16, 1, "f16"), ("v_mfma_f32_16x16x32_f16", 16, 32, 1, "f16"),
-    ("v_mfma_f32_32x32x16_bf16", 32, 16, 1, "bf16"), ("v_mfma_f32_16x16x32_bf16", 16, 32, 1, "bf16"),
-    ("v_mfma_i32_32x32x16_i8", 32, 16, 1, "i8"), ("v_mfma_i32_16x16x32_i8", 16, 32, 1, "i8"),
-    ("v_mfma_i32_32x32x32_i8", 32, 32, 1, "i8"), ("v_mfma_i32_16x16x64_i8", 16, 64, 1, "i8"),
-    ("v_mfma_f32_4x4x4_16b_f16", 4, 4, 16, "f16"), ("v_mfma_f32_4x4x4_16b_bf16", 4, 4, 16, "bf16"),
-    ("v_mfma_f32_16x16x4_4b_f16", 16, 4, 4, "f16"), ("v_mfma_f32_32x32x4_2b_bf16", 32, 4, 2, "bf16"),
+    ("v_mfma_f32_32x32x2_f32", 32, 2, 1, "f32"),
+    ("v_mfma_f32_16x16x4_f32", 16, 4, 1, "f32"),
+    ("v_mfma_f32_32x32x8_f16", 32, 8, 1, "f16"),
+    ("v_mfma_f32_16x16x16_f16", 16, 16, 1, "f16"),
+    ("v_mfma_f32_32x32x8_bf16", 32, 8, 1, "bf16"),
+    ("v_mfma_f32_16x16x16_bf16", 16, 16, 1, "bf16"),
+    ("v_mfma_f32_32x32x16_f16", 32, 16, 1, "f16"),
+    ("v_mfma_f32_16x16x32_f16", 16, 32, 1, "f16"),
+    ("v_mfma_f32_32x32x16_bf16", 32, 16, 1, "bf16"),
+    ("v_mfma_f32_16x16x32_bf16", 16, 32, 1, "bf16"),
+    ("v_mfma_i32_32x32x16_i8", 32, 16, 1, "i8"),
+    ("v_mfma_i32_16x16x32_i8", 16, 32, 1, "i8"),
+    ("v_mfma_i32_32x32x32_i8", 32, 32, 1, "i8"),
+    ("v_mfma_i32_16x16x64_i8", 16, 64, 1, "i8"),
+    ("v_mfma_f32_4x4x4_16b_f16", 4, 4, 16, "f16"),
+    ("v_mfma_f32_4x4x4_16b_bf16", 4, 4, 16, "bf16"),
+    ("v_mfma_f32_16x16x4_4b_f16", 16, 4, 4, "f16"),
+    ("v_mfma_f32_32x32x4_2b_bf16", 32, 4, 2, "bf16"),
     ("v_mfma_f32_4x4x1_16b_f32", 4, 1, 16, "f32"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "m", "k", "blocks", "kind"), CASES)
@@ -145,8 +168,22 @@ def test_mfma_f8f6f4(fa, fb, m, k, scaled):
             scale[0][lane % m, block] = 2.0 ** (raw[0, lane, byte_a] - 127)
             scale[1][lane % m, block] = 2.0 ** (raw[1, lane, byte_b] - 127)
     split = (fa != 4, fb != 4)
-    check_case(name, m, k, 1, F8F6F4[fa], F8F6F4[fb], small(table[fa]), small(table[fb]), "gfx950",
-               mods, split, extra, scale, v_extra)  # fmt: skip
+    check_case(
+        name,
+        m,
+        k,
+        1,
+        F8F6F4[fa],
+        F8F6F4[fb],
+        small(table[fa]),
+        small(table[fb]),
+        "gfx950",
+        mods,
+        split,
+        extra,
+        scale,
+        v_extra,
+    )
 
 
 def test_mfma_f64():

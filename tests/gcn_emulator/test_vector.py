@@ -264,8 +264,10 @@ def test_fma_is_not_rounded_twice():
     a, b = np.float32(1 + 2**-12), np.float32(1 + 2**-12)
     for c in (2**-60, -(2**-60), 2**-30 + 2**-50, 0.0):
         want = b32(Fraction(float(a)) * Fraction(float(b)) + Fraction(c) + 0)
-        wave = run("v_fma_f32 v0, v1, v2, v3", v={
-            1: a.view(np.uint32), 2: b.view(np.uint32), 3: np.float32(c).view(np.uint32)})  # fmt: skip
+        wave = run(
+            "v_fma_f32 v0, v1, v2, v3",
+            v={1: a.view(np.uint32), 2: b.view(np.uint32), 3: np.float32(c).view(np.uint32)},
+        )
         assert int(wave.rows[0][0]) == want
     rng = np.random.default_rng(9)
     for _ in range(20):  # products half-way between float32 values with a tiny addend
@@ -283,13 +285,23 @@ def test_fma_is_not_rounded_twice():
         )
 
 
-@pytest.mark.parametrize(("name", "fn"), [
-    ("exp", lambda x: 2.0**x if x < 200 else INF), ("log", lambda x: math.log2(x) if x > 0 else (-INF if x == 0 else NAN)),
-    ("rcp", lambda x: 1 / x if x else math.copysign(INF, x)), ("rcp_iflag", lambda x: 1 / x if x else math.copysign(INF, x)),
-    ("rsq", lambda x: 1 / math.sqrt(x) if x > 0 else (math.copysign(INF, x) if x == 0 else NAN)),
-    ("sqrt", lambda x: math.sqrt(x) if x >= 0 else NAN),
-    ("sin", lambda x: math.sin(2 * math.pi * x)), ("cos", lambda x: math.cos(2 * math.pi * x)),
-    ("fract", lambda x: x - math.floor(x))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "fn"),
+    [
+        ("exp", lambda x: 2.0**x if x < 200 else INF),
+        ("log", lambda x: math.log2(x) if x > 0 else (-INF if x == 0 else NAN)),
+        ("rcp", lambda x: 1 / x if x else math.copysign(INF, x)),
+        ("rcp_iflag", lambda x: 1 / x if x else math.copysign(INF, x)),
+        (
+            "rsq",
+            lambda x: 1 / math.sqrt(x) if x > 0 else (math.copysign(INF, x) if x == 0 else NAN),
+        ),
+        ("sqrt", lambda x: math.sqrt(x) if x >= 0 else NAN),
+        ("sin", lambda x: math.sin(2 * math.pi * x)),
+        ("cos", lambda x: math.cos(2 * math.pi * x)),
+        ("fract", lambda x: x - math.floor(x)),
+    ],
+)
 def test_transcendental(name, fn):
     x = floats(3)
     values = x.view(np.float32)
@@ -348,7 +360,10 @@ def test_conversions():
         assert same_float(got & L16, b16(a), "h")
         assert same_float(got >> 16, b16(b), "h")
     check(wave.rows[8], [math.frexp(a)[1] if math.isfinite(a) else 0 for a in fx])
-    check(wave.rows[9], [0 if a != a else clip(math.floor(clip(a, -1e30, 1e30)), -(2**31), 2**31 - 1) for a in fx])  # fmt: skip
+    check(
+        wave.rows[9],
+        [0 if a != a else clip(math.floor(clip(a, -1e30, 1e30)), -(2**31), 2**31 - 1) for a in fx],
+    )
     wide = wave.rows[20].astype(np.uint64) | wave.rows[21].astype(np.uint64) << np.uint64(32)
     assert all(f64(int(w)) == a or a != a for w, a in zip(wide, fx, strict=True))
     check(wave.rows[12], lanes(x), "f")
@@ -427,9 +442,13 @@ COMPARISONS = {
     "nlt": lambda a, b: not a < b,
 }
 KINDS = {
-    "f32": (floats, f32), "f16": (halves, f16), "u32": (ints, lambda x: x), "i32": (ints, signed),
-    "u16": (ints, lambda x: x & L16), "i16": (ints, lambda x: signed(x, 16)),
-}  # fmt: skip
+    "f32": (floats, f32),
+    "f16": (halves, f16),
+    "u32": (ints, lambda x: x),
+    "i32": (ints, signed),
+    "u16": (ints, lambda x: x & L16),
+    "i16": (ints, lambda x: signed(x, 16)),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -492,8 +511,18 @@ def test_compare_modifiers_and_sdwa():
             (v >> shift & 255 == 0x12) << i for i, v in enumerate(lanes(x))
         )
     want = {0x1: 0, 0x3: 1, 0x4: 2}  # signalling NaN, quiet NaN ... see the class bits below
-    classes = [0x7F800001, 0x7FC00000, 0xFF800000, 0xBF800000, 0x80000001, 0x80000000, 0, 1,
-               0x3F800000, 0x7F800000]  # fmt: skip
+    classes = [
+        0x7F800001,
+        0x7FC00000,
+        0xFF800000,
+        0xBF800000,
+        0x80000001,
+        0x80000000,
+        0,
+        1,
+        0x3F800000,
+        0x7F800000,
+    ]
     row = np.zeros(64, np.uint32)
     row[:10] = classes
     for bit in range(10):
@@ -573,11 +602,24 @@ def test_cndmask_and_exec(exec_):
     s = {4: m & M32, 5: m >> 32}
     check(run("v_cndmask_b32_e64 v0, v1, v2, s[4:5]", v=v, s=s, exec_=exec_).rows[0], want)
     wave = run("v_cndmask_b32_e64 v0, -v1, |v2|, s[4:5]", v=v, s=s)
-    check(wave.rows[0], [y & 0x7FFFFFFF if m >> i & 1 else x ^ 0x80000000
-                         for i, (x, y) in enumerate(zip(lanes(a), lanes(b), strict=False))])  # fmt: skip
-    text = "v_cndmask_b32_sdwa v0, v1, v2, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1"
-    check(run(text, v=v, vcc=m).rows[0], [y >> 16 if m >> i & 1 else x
-                                          for i, (x, y) in enumerate(zip(lanes(a), lanes(b), strict=False))])  # fmt: skip
+    check(
+        wave.rows[0],
+        [
+            y & 0x7FFFFFFF if m >> i & 1 else x ^ 0x80000000
+            for i, (x, y) in enumerate(zip(lanes(a), lanes(b), strict=False))
+        ],
+    )
+    text = (
+        "v_cndmask_b32_sdwa v0, v1, v2, vcc dst_sel:DWORD dst_unused:UNUSED_PAD "
+        "src0_sel:DWORD src1_sel:WORD_1"
+    )
+    check(
+        run(text, v=v, vcc=m).rows[0],
+        [
+            y >> 16 if m >> i & 1 else x
+            for i, (x, y) in enumerate(zip(lanes(a), lanes(b), strict=False))
+        ],
+    )
     check(run("v_cndmask_b32_e64 v0, 0, 1, s[4:5]", s=s).rows[0], [m >> i & 1 for i in range(64)])
 
 
@@ -643,8 +685,12 @@ def test_integer_clamp():
         check(run(f"{name} v0, v1, v2 clamp", v={1: a, 2: b}).rows[0], want)
 
 
-SELECT = {"DWORD": (0, M32), "WORD_0": (0, L16), "WORD_1": (16, L16),
-          **{f"BYTE_{i}": (8 * i, 255) for i in range(4)}}  # fmt: skip
+SELECT = {
+    "DWORD": (0, M32),
+    "WORD_0": (0, L16),
+    "WORD_1": (16, L16),
+    **{f"BYTE_{i}": (8 * i, 255) for i in range(4)},
+}
 
 
 @pytest.mark.parametrize("unused", ["UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"])
@@ -676,21 +722,28 @@ def test_sdwa_users():
     tail = "dst_unused:UNUSED_PAD"
     al, bl = lanes(a), lanes(b)
     cases = {
-        f"v_and_b32_sdwa v0, v1, v2 dst_sel:BYTE_3 {tail} src0_sel:DWORD src1_sel:DWORD":
-            [(x & y & 255) << 24 for x, y in zip(al, bl, strict=False)],
-        f"v_or_b32_sdwa v0, v1, v2 dst_sel:WORD_1 {tail} src0_sel:BYTE_3 src1_sel:DWORD":
-            [((x >> 24 | y) & L16) << 16 for x, y in zip(al, bl, strict=False)],
-        f"v_lshlrev_b32_sdwa v0, v1, v2 dst_sel:DWORD {tail} src0_sel:DWORD src1_sel:BYTE_1":
-            [(y >> 8 & 255) << x % 32 for x, y in zip(al, bl, strict=False)],
-        f"v_lshlrev_b16_sdwa v0, v1, v2 dst_sel:DWORD {tail} src0_sel:DWORD src1_sel:BYTE_3":
-            [(y >> 24) << x % 16 & L16 for x, y in zip(al, bl, strict=False)],
-        f"v_lshrrev_b32_sdwa v0, v1, v2 dst_sel:BYTE_1 {tail} src0_sel:DWORD src1_sel:DWORD":
-            [(y >> x % 32 & 255) << 8 for x, y in zip(al, bl, strict=False)],
-        f"v_max_u16_sdwa v0, v1, v2 dst_sel:WORD_1 {tail} src0_sel:DWORD src1_sel:DWORD":
-            [max(x & L16, y & L16) << 16 for x, y in zip(al, bl, strict=False)],
-        f"v_add_u32_sdwa v0, sext(v1), v2 dst_sel:DWORD {tail} src0_sel:BYTE_1 src1_sel:DWORD":
-            [signed(x >> 8, 8) + y for x, y in zip(al, bl, strict=False)],
-    }  # fmt: skip
+        f"v_and_b32_sdwa v0, v1, v2 dst_sel:BYTE_3 {tail} src0_sel:DWORD src1_sel:DWORD": [
+            (x & y & 255) << 24 for x, y in zip(al, bl, strict=False)
+        ],
+        f"v_or_b32_sdwa v0, v1, v2 dst_sel:WORD_1 {tail} src0_sel:BYTE_3 src1_sel:DWORD": [
+            ((x >> 24 | y) & L16) << 16 for x, y in zip(al, bl, strict=False)
+        ],
+        f"v_lshlrev_b32_sdwa v0, v1, v2 dst_sel:DWORD {tail} src0_sel:DWORD src1_sel:BYTE_1": [
+            (y >> 8 & 255) << x % 32 for x, y in zip(al, bl, strict=False)
+        ],
+        f"v_lshlrev_b16_sdwa v0, v1, v2 dst_sel:DWORD {tail} src0_sel:DWORD src1_sel:BYTE_3": [
+            (y >> 24) << x % 16 & L16 for x, y in zip(al, bl, strict=False)
+        ],
+        f"v_lshrrev_b32_sdwa v0, v1, v2 dst_sel:BYTE_1 {tail} src0_sel:DWORD src1_sel:DWORD": [
+            (y >> x % 32 & 255) << 8 for x, y in zip(al, bl, strict=False)
+        ],
+        f"v_max_u16_sdwa v0, v1, v2 dst_sel:WORD_1 {tail} src0_sel:DWORD src1_sel:DWORD": [
+            max(x & L16, y & L16) << 16 for x, y in zip(al, bl, strict=False)
+        ],
+        f"v_add_u32_sdwa v0, sext(v1), v2 dst_sel:DWORD {tail} src0_sel:BYTE_1 src1_sel:DWORD": [
+            signed(x >> 8, 8) + y for x, y in zip(al, bl, strict=False)
+        ],
+    }
     for text, want in cases.items():
         check(run(text, v={1: a, 2: b}).rows[0], want)
     text = f"v_cvt_f32_f16_sdwa v0, v1 dst_sel:DWORD {tail} src0_sel:WORD_1"
@@ -698,8 +751,10 @@ def test_sdwa_users():
     text = "v_cvt_f16_f32_sdwa v0, v1 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:DWORD"
     f = floats(4)
     wave = run(text, v={0: a, 1: f})
-    assert all(g & L16 == o & L16 and same_float(g >> 16, b16(f32(x)), "h")
-               for g, o, x in zip(lanes(wave.rows[0]), al, lanes(f), strict=False))  # fmt: skip
+    assert all(
+        g & L16 == o & L16 and same_float(g >> 16, b16(f32(x)), "h")
+        for g, o, x in zip(lanes(wave.rows[0]), al, lanes(f), strict=False)
+    )
 
 
 def dpp_source(control, lane):
@@ -731,9 +786,19 @@ def dpp_source(control, lane):
     }[name]
 
 
-CONTROLS = ["quad_perm:[1,0,3,2]", "quad_perm:[3,3,0,1]", "row_mirror", "row_half_mirror",
-            "row_bcast:15", "row_bcast:31", "row_newbcast:5", "wave_shl:1", "wave_shr:1", "wave_rol:1",
-            "wave_ror:1"] + [f"row_{k}:{n}" for k in ("shl", "shr", "ror") for n in (1, 2, 4, 7, 8, 15)]  # fmt: skip
+CONTROLS = [
+    "quad_perm:[1,0,3,2]",
+    "quad_perm:[3,3,0,1]",
+    "row_mirror",
+    "row_half_mirror",
+    "row_bcast:15",
+    "row_bcast:31",
+    "row_newbcast:5",
+    "wave_shl:1",
+    "wave_shr:1",
+    "wave_rol:1",
+    "wave_ror:1",
+] + [f"row_{k}:{n}" for k in ("shl", "shr", "ror") for n in (1, 2, 4, 7, 8, 15)]
 
 
 @pytest.mark.parametrize("control", CONTROLS)
@@ -758,8 +823,10 @@ def test_dpp(control, exec_):
             check(run(f"v_mov_b32_dpp v0, v1 {tail}", v=v, exec_=exec_).rows[0], want_mov)
             check(run(f"v_sub_u32_dpp v0, v1, v2 {tail}", v=v, exec_=exec_).rows[0], want_add)
     tail = "quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf bound_ctrl:1"
-    check(run(f"v_xor_b32_dpp v0, v1, v1 {tail}", v={1: a}).rows[0],
-          [al[i] ^ al[i ^ 1] for i in range(64)])  # fmt: skip
+    check(
+        run(f"v_xor_b32_dpp v0, v1, v1 {tail}", v={1: a}).rows[0],
+        [al[i] ^ al[i ^ 1] for i in range(64)],
+    )
     f = floats(2)
     wave = run(f"v_add_f32_dpp v0, v1, v1 {tail}", v={1: f})
     want = [b32(guarded(lambda p, q: p + q)(f32(int(f[i])), f32(int(f[i ^ 1])))) for i in range(64)]
@@ -786,8 +853,10 @@ def test_lane_access():
     check(wave.rows[1], lanes(b))
     check(wave.rows[2], lanes(a))
     mask = 0x123456789ABCDEF0
-    wave = run("v_mbcnt_lo_u32_b32 v0, s0, 5\nv_mbcnt_hi_u32_b32 v0, s1, v0",
-               s={0: mask & M32, 1: mask >> 32})  # fmt: skip
+    wave = run(
+        "v_mbcnt_lo_u32_b32 v0, s0, 5\nv_mbcnt_hi_u32_b32 v0, s1, v0",
+        s={0: mask & M32, 1: mask >> 32},
+    )
     check(wave.rows[0], [5 + bin(mask & ((1 << i) - 1)).count("1") for i in range(64)])
     wave = run("v_mov_b32_e32 v0, 7", v={0: a}, exec_=0xFF)
     assert int(wave.rows[0][7]) == 7
@@ -799,8 +868,12 @@ def test_bitop3(table):
     a, b, c = ints(1), ints(2), ints(3)
     want = []
     for x, y, z in zip(lanes(a), lanes(b), lanes(c), strict=False):
-        want.append(sum((table >> (4 * (x >> i & 1) + 2 * (y >> i & 1) + (z >> i & 1)) & 1) << i
-                        for i in range(32)))  # fmt: skip
+        want.append(
+            sum(
+                (table >> (4 * (x >> i & 1) + 2 * (y >> i & 1) + (z >> i & 1)) & 1) << i
+                for i in range(32)
+            )
+        )
     wave = run(f"v_bitop3_b32 v0, v1, v2, v3 bitop3:{table:#x}", v={1: a, 2: b, 3: c})
     check(wave.rows[0], want)
 
@@ -831,8 +904,10 @@ def test_packed_f32(seed):
             }[name]
             for dst, chosen, sign in ((2, sel, neg), (3, sel_hi, neg_hi)):
                 columns = [lanes((a, b, c)[i][chosen[i]]) for i in range(n)]
-                want = [b32(guarded(fn)(*[-f32(x) if sign[i] else f32(x) for i, x in enumerate(t)]))
-                        for t in zip(*columns, strict=False)]  # fmt: skip
+                want = [
+                    b32(guarded(fn)(*[-f32(x) if sign[i] else f32(x) for i, x in enumerate(t)]))
+                    for t in zip(*columns, strict=False)
+                ]
                 check(wave.rows[dst], want, "f")
     wave = run(
         "v_pk_mul_f32 v[0:1], v[2:3], s[4:5] op_sel_hi:[1,0]", v=regs, s={4: 0x40000000, 5: 0}
@@ -905,9 +980,14 @@ def test_packed_16(name):
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "max", "min", "fma"])
 def test_f16(name):
     a, b, c = halves(1), halves(2), halves(3)
-    fn = {"add": guarded(lambda p, q: p + q), "sub": guarded(lambda p, q: p - q),
-          "mul": guarded(lambda p, q: p * q), "max": fmax, "min": fmin,
-          "fma": guarded(lambda p, q, r: p * q + r)}[name]  # fmt: skip
+    fn = {
+        "add": guarded(lambda p, q: p + q),
+        "sub": guarded(lambda p, q: p - q),
+        "mul": guarded(lambda p, q: p * q),
+        "max": fmax,
+        "min": fmin,
+        "fma": guarded(lambda p, q, r: p * q + r),
+    }[name]
     text = "v_fma_f16 v0, v1, v2, v3" if name == "fma" else f"v_{name}_f16_e32 v0, v1, v2"
     wave = run(text, v={0: 0, 1: a, 2: b, 3: c})
     cols = [a, b, c][: 3 if name == "fma" else 2]
@@ -977,8 +1057,23 @@ def test_bf16_and_dot_helpers():
         assert got == pytest.approx(want, rel=1e-6)
 
 
-SDWA_NAMES = ["add_u16", "mul_lo_u16", "xor_b32", "mul_i32_i24", "mul_u32_u24", "min_i16", "min_i32",
-              "max_u16", "max_i16", "min_u32", "sub_u32", "sub_u16", "ashrrev_i16", "lshlrev_b16", "ashrrev_i32"]  # fmt: skip
+SDWA_NAMES = [
+    "add_u16",
+    "mul_lo_u16",
+    "xor_b32",
+    "mul_i32_i24",
+    "mul_u32_u24",
+    "min_i16",
+    "min_i32",
+    "max_u16",
+    "max_i16",
+    "min_u32",
+    "sub_u32",
+    "sub_u16",
+    "ashrrev_i16",
+    "lshlrev_b16",
+    "ashrrev_i32",
+]
 
 
 @pytest.mark.parametrize("name", SDWA_NAMES)
@@ -990,7 +1085,10 @@ def test_sdwa_sources(name, sign):
     for s0 in SELECT:
         for s1 in ("DWORD", "BYTE_2", "WORD_1", "WORD_0"):
             srcs = "sext(v1), sext(v2)" if sign else "v1, v2"
-            text = f"v_{name}_sdwa v0, {srcs} dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:{s0} src1_sel:{s1}"
+            text = (
+                f"v_{name}_sdwa v0, {srcs} dst_sel:DWORD dst_unused:UNUSED_PAD "
+                f"src0_sel:{s0} src1_sel:{s1}"
+            )
             want = []
             for pair in zip(lanes(a), lanes(b), strict=False):
                 values = []
@@ -1012,8 +1110,10 @@ def test_compare_sdwa(kind, relation):
         for s1 in ("DWORD", "BYTE_3", "WORD_0"):
             for dst, register in (("vcc", 106), ("s[4:5]", 4)):
                 text = f"v_cmp_{relation}_{kind}_sdwa {dst}, v1, v2 src0_sel:{s0} src1_sel:{s1}"
-                values = [(x >> SELECT[s0][0] & SELECT[s0][1], y >> SELECT[s1][0] & SELECT[s1][1])
-                          for x, y in zip(lanes(a), lanes(b), strict=False)]  # fmt: skip
+                values = [
+                    (x >> SELECT[s0][0] & SELECT[s0][1], y >> SELECT[s1][0] & SELECT[s1][1])
+                    for x, y in zip(lanes(a), lanes(b), strict=False)
+                ]
                 want = sum(
                     COMPARISONS[relation](read(x), read(y)) << i for i, (x, y) in enumerate(values)
                 )
@@ -1116,7 +1216,10 @@ def test_compare_sdwa_f16():
 def test_more_f16():
     a, b, c = halves(1), halves(2), halves(3)
     for name, fn in (("max", fmax), ("min", fmin)):
-        text = f"v_{name}_f16_sdwa v0, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:WORD_0"
+        text = (
+            f"v_{name}_f16_sdwa v0, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD "
+            "src0_sel:WORD_1 src1_sel:WORD_0"
+        )
         wave = run(text, v={1: a, 2: b})
         check(
             wave.rows[0],

@@ -1,0 +1,89 @@
+"""Which `@triton.jit` functions in the source tree are kernels that no entry names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from kernel_base.register import KernelEntry
+
+PACKAGES = ("kernel_base", "inkling_rocm", "triton_attn", "moe_aiter")
+
+
+@dataclass(frozen=True)
+class JitFunction:
+    """One `@triton.jit` or `@gluon.jit` function: `module:name`, the names it calls, its kind."""
+
+    path: str
+    name: str
+    calls: frozenset[str]
+    returns_value: bool
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    target = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if isinstance(target, ast.Attribute):
+        return target.attr == "jit"
+    return isinstance(target, ast.Name) and target.id == "jit"
+
+
+def _called(function: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call):
+            target = node.func
+            if isinstance(target, ast.Name):
+                yield target.id
+            elif isinstance(target, ast.Attribute):
+                yield target.attr
+            # a function handed to tl.reduce or tl.associative_scan is called there
+            yield from (a.id for a in node.args if isinstance(a, ast.Name))
+
+
+def jit_functions(source: str, module: str) -> list[JitFunction]:
+    """The jit functions of one module's source text."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and any(_is_jit(d) for d in node.decorator_list):
+            returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
+            path = f"{module}:{node.name}"
+            found.append(JitFunction(path, node.name, frozenset(_called(node)), returns))
+    return found
+
+
+def package_jit_functions(packages: Iterable[str] = PACKAGES) -> list[JitFunction]:
+    """The jit functions of installed packages, from their sources."""
+    found = []
+    for package in packages:
+        spec = find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(f"package {package!r} is not installed: nothing to scan")
+        root = Path(next(iter(spec.submodule_search_locations)))
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root.parent).with_suffix("").parts
+            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found += jit_functions(path.read_text(), module)
+    return found
+
+
+def unregistered(functions: Iterable[JitFunction], entries: Iterable[KernelEntry]) -> list[str]:
+    """Kernels that no entry names, as "module:function".
+
+    A function another jit function calls, or that returns a value (a kernel cannot), is a helper.
+    """
+    functions = list(functions)
+    named = {kernel for entry in entries for kernel in entry.kernels}
+    called = {name for f in functions for name in f.calls}
+    return sorted(
+        f.path
+        for f in functions
+        if f.path not in named and f.name not in called and not f.returns_value
+    )
+
+
+def missing_kernels(functions: Iterable[JitFunction], entries: Iterable[KernelEntry]) -> list[str]:
+    """Kernels an entry names that do not exist, as "entry: module:function"."""
+    there = {f.path for f in functions}
+    return [f"{e.name}: {k}" for e in entries for k in e.kernels if k not in there]
