@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 import threading
 import uuid
@@ -95,6 +96,7 @@ class Engine:
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._loop, name="inkling-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.shutdown)  # a thread inside torch must not outlive the interpreter
 
     def submit(
         self,
@@ -131,10 +133,8 @@ class Engine:
         rid = rid or uuid.uuid4().hex
         request = Request(
             rid=rid,
-            order=0,
             prompt_ids=prompt,
             params=params,
-            seed=0,
             handle=self._handle(rid, params.n),
             stop_ids=frozenset(stop_ids),
             logprobs=logprobs,
@@ -229,10 +229,8 @@ class Engine:
         rid = uuid.uuid4().hex
         request = Request(
             rid=rid,
-            order=0,
             prompt_ids=prompt,
             params=params,
-            seed=0,
             handle=self._handle(rid, 1),
             stop_ids=frozenset(),
             wants_logits=True,
@@ -247,6 +245,11 @@ class Engine:
         """End a request and free what it holds; its handle gets finish_reason "abort". Unknown rids
         are ignored: the request may just have ended."""
         self._command(lambda: self._core.abort(rid))
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine's thread is gone; None while it runs."""
+        return self._failure
 
     def stats(self) -> EngineStats:
         """State of the engine, as of the last step."""
@@ -267,8 +270,8 @@ class Engine:
         with self._changed:
             self._closing = self._draining = True
             self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
+        atexit.unregister(self.shutdown)
 
     def __enter__(self) -> Engine:
         return self
@@ -278,6 +281,9 @@ class Engine:
 
     def _enqueue(self, request: Request) -> RequestHandle:
         params = request.params
+        request.sequences = [
+            Continuation(request, index, self.tokenizer) for index in range(params.n)
+        ]
         with self._changed:
             if self._failure is not None:
                 raise RequestError(self._failure, code="engine_failed")
@@ -291,14 +297,13 @@ class Engine:
                 )
             if request.rid in self._open:
                 raise RequestError(f"rid {request.rid!r} is in use", param="rid")
-            seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
             self._open.add(request.rid)
             self._arrivals += 1
-            request.order, request.seed = self._arrivals, seed
-        request.sequences = [
-            Continuation(request, index, self.tokenizer) for index in range(params.n)
-        ]
-        self._command(lambda: self._core.add(request))
+            request.order = self._arrivals
+            request.seed = self._seeds.getrandbits(62) if params.seed is None else params.seed
+            # In one critical section with the checks: a request that passed them is in the inbox
+            # before shutdown can close it, so its handle always ends.
+            self._command(lambda: self._core.add(request))
         return request.handle
 
     def _handle(self, rid: str, continuations: int) -> RequestHandle:
@@ -316,6 +321,7 @@ class Engine:
 
     def _loop(self) -> None:
         core = self._core
+        commands: list[Callable[[], None]] = []
         try:
             while True:
                 with self._changed:
@@ -326,8 +332,8 @@ class Engine:
                     commands = list(self._inbox)
                     self._inbox.clear()
                     closing = self._closing
-                for command in commands:
-                    command()
+                while commands:
+                    commands.pop(0)()
                 if closing:
                     core.abort_all()
                     return
@@ -337,7 +343,7 @@ class Engine:
             # Nothing may hang on an engine that is gone; the fault itself goes on its way.
             with self._changed:
                 self._failure = f"the engine stopped: {type(error).__name__}: {error}"
-                commands = list(self._inbox)
+                commands += self._inbox
             for command in commands:
                 command()
             core.fail_all(self._failure)

@@ -156,7 +156,8 @@ def _draw_cut(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -
     vocabulary = x_nbx.shape[1] * BLOCK
     block_max, block_lse = _block_logsumexp(x_nbx)
     total = block_lse.double().logsumexp(-1)
-    top_k = torch.tensor([p.top_k if p.top_k > 0 else vocabulary for p in params], device=device)
+    limits = [p.top_k if 0 < p.top_k < vocabulary else vocabulary for p in params]
+    top_k = torch.tensor(limits, device=device)
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
     log_min_p = _log_min_p(params, device)
     tokens: list = [None] * len(params)
@@ -166,7 +167,8 @@ def _draw_cut(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -
         mass = (values.double() - total[rows, None]).exp().sum(-1)
         by_rank = top_k[rows] <= values.shape[1]
         by_mass = (top_k[rows] >= vocabulary) & (mass >= top_p[rows])
-        enough = by_rank | by_mass
+        # The whole row is always enough, even if rounding leaves its mass below top_p.
+        enough = by_rank | by_mass | (values.shape[1] == vocabulary)
         done = rows[enough]
         if len(done):
             kept = _keep_head(

@@ -103,10 +103,10 @@ def _add_get_routes(
     app: FastAPI, context: ServerContext, observed: metrics.PrometheusMetrics
 ) -> None:
     async def health() -> Response:
-        """200 while requests are taken, 503 while the server drains."""
-        status = "draining" if context.draining else "ok"
+        """200 while requests are taken; 503 while the server drains or when the engine is gone."""
+        status = context.engine.failure or ("draining" if context.draining else "ok")
         response = json_response({"status": status})
-        response.status_code = 503 if context.draining else 200
+        response.status_code = 200 if status == "ok" else 503
         return response
 
     async def models() -> Response:

@@ -23,6 +23,7 @@ from inkling_rocm.server.streaming import DONE, EventStream, event, merge, unles
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 256
+MAX_CHOICES = 512  # prompts times n
 
 
 class _Choice:
@@ -145,6 +146,7 @@ def _start(context: ServerContext, body: CompletionBody) -> _Completion:
         for ids in prompts
     ]
     n = params[0].n
+    check_choices(len(prompts) * n)
     echo = [codec.decode(ids) for ids in prompts] if body.echo else None
     completion = _Completion(
         id=f"cmpl-{uuid.uuid4().hex}",
@@ -168,6 +170,16 @@ def _start(context: ServerContext, body: CompletionBody) -> _Completion:
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,
     )
     return completion
+
+
+def check_choices(count: int) -> None:
+    """Raises: ApiError: 400, more continuations than one request may have."""
+    if count > MAX_CHOICES:
+        raise ApiError(
+            f"The prompts times n make {count} continuations; at most {MAX_CHOICES} are allowed.",
+            code="invalid_value",
+            param="n",
+        )
 
 
 def submit_all(

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.engine.sglang_form import Generation
-from inkling_rocm.server.completions import prompt_ids
+from inkling_rocm.server.completions import check_choices, prompt_ids
 from inkling_rocm.server.context import ServerContext, failure, json_response
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import GenerateBody, NativeSampling
@@ -42,10 +42,12 @@ def _start(context: ServerContext, body: GenerateBody) -> Generation:
         single = body.input_ids == prompts[0]
     start = body.logprob_start_len
     context.refuse_when_draining()
+    params = _params(context, body, prompts)
+    check_choices(sum(one.n for one in params))
     return Generation(
         context.engine,
         None,
-        _params(context, body, prompts),
+        params,
         prompts[0] if single else prompts,
         return_logprob=bool(body.return_logprob),
         logprob_start_len=-1 if start is None else start,

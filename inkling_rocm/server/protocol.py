@@ -39,7 +39,7 @@ class SamplingBody(Body):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -66,7 +66,7 @@ class CompletionBody(SamplingBody):
 
 
 class FunctionCall(Body):
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     arguments: str | dict[str, Any] | None = None
 
 
@@ -166,7 +166,7 @@ class NativeSampling(Body):
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -95,9 +95,9 @@ class ChatRenderer:
             messages = messages[:-1]
         rendered = [_declare(tools)] if tools else []
         names: dict[str, str] = {}
-        for index, message in enumerate(messages):
-            rendered += _messages(message, f"messages[{index}]", names)
         try:
+            for index, message in enumerate(messages):
+                rendered += _messages(message, f"messages[{index}]", names)
             spans, _ = self._renderer.render_for_completion_with_effort(rendered, effort)
         except (ValueError, TypeError, OverflowError) as error:
             raise ApiError(f"The messages cannot be rendered: {error}", param="messages") from error

@@ -1,7 +1,6 @@
 """`inkling-rocm serve` as a process: ready line, signals, mistakes."""
 
 import contextlib
-import os
 import re
 import signal
 import socket
@@ -12,6 +11,9 @@ import time
 
 import httpx
 import pytest
+from typer.testing import CliRunner
+
+from inkling_rocm.cli.main import app
 
 COMMAND = [sys.executable, "-c", "from inkling_rocm.cli.main import main; main()", "serve"]
 CHAT = "/v1/chat/completions"
@@ -82,25 +84,23 @@ def test_second_signal_stops_at_once():
 
 
 def run(*arguments):
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=environment
-    )
+    """In this process: commands that end before anything is served."""
+    return CliRunner().invoke(app, ["serve", *arguments])
 
 
 def test_taken_port_is_said_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run("--port", str(port), "--model-path", "/nowhere")
-    assert result.returncode == 1
+    assert result.exit_code == 1
     assert f"error: cannot listen on 127.0.0.1:{port}" in result.stderr
 
 
 def test_mistakes_are_named():
     result = run("--port", "0", "--model-path", "/nowhere/at/all")
-    assert result.returncode == 1
+    assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
     assert "/nowhere/at/all" in result.stderr
     result = run("--page-size", "7")
-    assert result.returncode == 2
+    assert result.exit_code == 2
     assert "page_size 7" in result.stderr

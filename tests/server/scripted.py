@@ -118,6 +118,7 @@ class ScriptedEngine:
 
     model_name = "scripted"
     context_length = 4096
+    failure: str | None = None
     config = SimpleNamespace(text=SimpleNamespace(unpadded_vocab_size=200058))
     tokenizer = TOKENIZER
 

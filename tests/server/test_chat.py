@@ -43,8 +43,13 @@ def live():
         yield server
 
 
+@pytest.fixture(scope="module")
+def client(live):
+    return live.openai()
+
+
 @pytest.fixture
-def say(live):
+def say(live, client):
     """Makes the engine say a text; returns (client, engine)."""
 
     def set_up(text, **options):
@@ -52,7 +57,7 @@ def say(live):
         for name, value in {"chunk": 1, "delay": 0.0, "finish": "stop", **options}.items():
             setattr(engine, name, value)
         live.engine.inner = engine
-        return live.openai(), engine
+        return client, engine
 
     return set_up
 

@@ -209,6 +209,24 @@ def test_logit_bias_forces_a_token(client):
     assert len(set(tokens)) == 1
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 1e-30},
+        {"temperature": 100},
+        {"top_p": 0},
+        {"top_k": 2**30, "temperature": 1, "seed": 0},
+        {"repetition_penalty": 1e-30},
+        {"repetition_penalty": 100, "presence_penalty": -2, "frequency_penalty": 2},
+        {"logit_bias": dict.fromkeys(map(str, range(0, 200058, 50)), -100)},
+    ],
+    ids=lambda values: "-".join(values),
+)
+def test_extreme_values_are_served(client, values):
+    answer = complete(client, extra_body=values, max_tokens=6)
+    assert answer.choices[0].finish_reason in ("length", "stop")
+
+
 def test_context_overflow(client, demo):
     limit = demo.engine.context_length
     with pytest.raises(openai.BadRequestError) as caught:

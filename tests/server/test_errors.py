@@ -71,6 +71,10 @@ BAD_CHAT = [
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, None),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+        "messages[0].tool_calls[0].function.name",
+    ),
     ({"messages": HI, "temperature": -0.1}, "temperature"),
     ({"messages": HI, "temperature": "hot"}, "temperature"),
     ({"messages": HI, "temperature": 1e308}, "temperature"),
@@ -154,6 +158,7 @@ def test_bad_tool_parameters(http):
         ({"prompt": [-1]}, None),
         ({"prompt": ["a", 3]}, None),
         ({"prompt": ["a"] * 257}, "prompt"),
+        ({"prompt": ["a"] * 20, "n": 26}, "n"),
         ({"prompt": {"a": 1}}, None),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
@@ -270,6 +275,14 @@ def test_metrics_and_health(http):
         "inkling_generation_tokens_total",
     ):
         assert name in text
+
+
+def test_health_tells_when_the_engine_is_gone():
+    engine = saying("x")
+    engine.failure = "the engine stopped: planted"
+    with serving(engine) as live, live.http() as http:
+        assert http.get("/health").status_code == 503
+        assert http.get("/health").json() == {"status": engine.failure}
 
 
 def test_tokenize_round_trip(http):
