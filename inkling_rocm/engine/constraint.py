@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ANY_JSON_OBJECT = '{"type": "object"}'
 # One space, or a new line with its indentation: enough for every common layout, and a model cannot
 # fill its budget with white space.
-JSON_OPTIONS = {"whitespace_pattern": r" |\r?\n[ \t]{0,64}"}
+JSON_WHITE_SPACE = r" |\r?\n[ \t]{0,64}"
 
 
 class Constraint:
@@ -128,7 +128,9 @@ class ConstraintCompiler:
             elif name == "regex":
                 grammar = LLMatcher.grammar_from_regex(text)
             else:
-                grammar = LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
+                grammar = LLMatcher.grammar_from_json_schema(
+                    text, defaults={"whitespace_pattern": JSON_WHITE_SPACE}
+                )
         except ValueError as error:
             raise RequestError(f"{name}: {error}", code="invalid_schema", param=name) from error
         # A grammar over tokens names the block ends itself: there they do not end the text.

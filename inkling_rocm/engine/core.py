@@ -37,9 +37,8 @@ STEP_ERRORS = (
     AssertionError,
     AttributeError,
 )
-SCORED_LOGITS = (
-    1 << 24
-)  # prompt logits held at a time: bounds the memory of prompt log probabilities
+# Prompt logits held at a time: bounds the memory of prompt log probabilities.
+SCORED_LOGITS = 1 << 24
 
 
 class EngineCore:
@@ -89,9 +88,15 @@ class EngineCore:
         self._flush()
 
     def fail_all(self, message: str) -> None:
-        """End every request with an error."""
-        for request in list(self.requests.values()):
-            self._end_request(request, "error", error=message)
+        """Report an error to every request when the engine is beyond use: nothing is freed, because
+        its books may be what is broken."""
+        for request in self.requests.values():
+            for sequence in request.sequences:
+                if not sequence.retired:
+                    sequence.retired = True
+                    sequence.finish("error", error=message)
+                    self._outbox_of(sequence)
+        self.requests.clear()
         self._flush()
 
     def step(self) -> None:
@@ -112,10 +117,10 @@ class EngineCore:
         self.metrics.step(self.stats(), tokens=tokens, seconds=time.perf_counter() - started)
 
     def stats(self) -> EngineStats:
+        """Counts as they are now; may be called from any thread."""
         scheduler = self.scheduler
-        waiting = sum(1 + len(s.siblings) for s in scheduler.waiting)
         return EngineStats(
-            queued=waiting + len(scheduler.preempted),
+            queued=len(scheduler.waiting) + len(scheduler.preempted),
             running=len(scheduler.running),
             pages_used={pool.name: pool.used for pool in scheduler.pools},
             pages_total={pool.name: pool.total for pool in scheduler.pools},

@@ -47,7 +47,8 @@ class _Buffer:
         size = values.size
         self.host[:size].reshape(values.shape)[...] = values
         if self._device is not self._staged:
-            self._device[:size].copy_(self._staged[:size], non_blocking=True)
+            # Blocking: the staged buffer is written again before the device may have read it.
+            self._device[:size].copy_(self._staged[:size])
         return size
 
     def view(self, shape: tuple[int, ...], size: int) -> Tensor:

@@ -17,7 +17,8 @@ class EngineStats:
     """State of the engine between two steps.
 
     Attributes:
-        queued: continuations that wait to run, preempted ones included; running: in the batch.
+        queued: requests that wait for their first step, and preempted continuations; running:
+            continuations in the batch.
         pages_used, pages_total: usable pages (the sink excluded) of each pool, "global" and
             "window"; a model without one kind of layer has no such key.
         conv_slots_used, conv_slots_total: ring slots, the sink excluded.

@@ -20,7 +20,7 @@ class Request:
     """A submitted request.
 
     Attributes:
-        order: arrival number. seed: of continuation 0.
+        order: arrival number; seed: of continuation 0; both are set when the request is queued.
         logprobs: alternatives a generated token, None = no log probabilities.
         prompt_logprobs: alternatives are `logprobs` too. stop_ids: every id that ends the output.
         stream: send updates as they come, not only when a continuation ends.
@@ -29,12 +29,12 @@ class Request:
     """
 
     rid: str
-    order: int
     prompt_ids: list[int]
     params: SamplingParams
-    seed: int
     handle: RequestHandle
     stop_ids: frozenset[int]
+    order: int = 0
+    seed: int = 0
     logprobs: int | None = None
     prompt_logprobs: bool = False
     stream: bool = True
@@ -60,8 +60,6 @@ class Sequence:
         params = request.params
         self.request = request
         self.index = index
-        self.order = (request.order, index)
-        self.seed = request.seed + index
         self.tokens = list(request.prompt_ids)
         self.prompt_len = len(self.tokens)
         self.computed = 0
@@ -85,6 +83,15 @@ class Sequence:
         self._new_ids: list[int] = []
         self._new_text: list[str] = []
         self._new_logprobs: list[TokenLogprob] = []
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts sequences by arrival."""
+        return (self.request.order, self.index)
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed + self.index
 
     @property
     def remaining(self) -> int:

@@ -94,10 +94,20 @@ def _chi_square_z(counts, probs):
 @pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129, 300])
 def test_small_and_uneven_vocabularies(vocab):
     logits = torch.zeros(vocab)
-    for params in (SamplingParams(), SamplingParams(top_p=0.9999), SamplingParams(top_k=3)):
+    for params in (
+        SamplingParams(),
+        SamplingParams(top_p=1 - 2**-53),
+        SamplingParams(top_k=10**6),
+        SamplingParams(top_k=3),
+    ):
         counts = draws(logits, params, 20 * vocab)
         reached = (counts > 0).sum()
         assert reached == (min(3, vocab) if params.top_k == 3 else vocab)
+
+
+def test_a_top_p_of_zero_leaves_the_most_likely_token():
+    logits = torch.randn(VOCAB)
+    assert draws(logits, SamplingParams(top_p=0.0), 50)[logits.argmax()] == 50
 
 
 @pytest.mark.parametrize("threads", [1, 4])
