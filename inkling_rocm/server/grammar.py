@@ -13,7 +13,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from inkling_rocm.engine.constraint import JSON_OPTIONS
+from inkling_rocm.engine.constraint import JSON_WHITE_SPACE
 from inkling_rocm.server import blocks
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import Tool
@@ -35,10 +35,9 @@ def json_turn(
         ApiError: 400, the schema is invalid or uses what the grammar engine lacks.
     """
     check_schema(schema, param)
+    spaced = {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
     return _answer_turn(
-        f"answer: %json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}",
-        reasoning=reasoning,
-        open_block=open_block,
+        f"answer: %json {json.dumps(spaced)}", reasoning=reasoning, open_block=open_block
     )
 
 
