@@ -1,0 +1,96 @@
+"""Memory planning: what is promised fits, what cannot be had is refused with the numbers."""
+
+import logging
+
+import pytest
+import torch
+
+from inkling_rocm.config import load_config
+from inkling_rocm.engine import memory
+from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.memory import GIB, build_pools, free_bytes, plan_memory
+from tests.engine.tiny import tiny_config
+
+CPU = torch.device("cpu")
+
+
+def plan_of(config, *, free=4 * GIB, device=CPU, dtype=torch.float32, monkeypatch=None, **args):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    return plan_memory(config.text, EngineArgs(model_path="x", **args), dtype=dtype, device=device)
+
+
+def held_bytes(text, plan, dtype):
+    """Bytes of the planned pools and rings, counted from the shapes that would be allocated."""
+    pools, rings = build_pools(text, plan, dtype=dtype, device=torch.device("meta"))
+    tensors = [pool.storage for pool in pools] + rings._storage
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.parametrize("page_size", [16, 64, 128])
+@pytest.mark.parametrize("free_gib", [60, 100, 200])
+def test_the_released_model_stays_within_its_share(
+    small_config_path, monkeypatch, page_size, free_gib
+):
+    config = load_config(small_config_path)
+    plan = plan_of(
+        config,
+        free=free_gib * GIB,
+        device=torch.device("cuda"),
+        dtype=torch.bfloat16,
+        page_size=page_size,
+        max_running_requests=64,
+        monkeypatch=monkeypatch,
+    )
+    held = held_bytes(config.text, plan, torch.bfloat16)
+    assert held <= 0.85 * free_gib * GIB
+    assert held >= 0.5 * 0.85 * free_gib * GIB
+    assert plan.context_length >= 16384
+    assert plan.context_length <= (plan.global_pages - 1) * page_size
+
+
+def test_window_pages_suffice_for_every_sequence_at_once(monkeypatch):
+    """Then preemption is only ever about global pages."""
+    text = tiny_config().text
+    for page_size in (1, 16, 64):
+        plan = plan_of(
+            tiny_config(), page_size=page_size, max_running_requests=5, monkeypatch=monkeypatch
+        )
+        (_, window), _ = build_pools(text, plan, dtype=torch.float32, device=CPU)
+        needed = 5 * window.pages_for(plan.context_length, 1) + plan.chunk_tokens // page_size
+        assert window.total >= needed
+
+
+def test_explicit_sizes_are_obeyed(monkeypatch):
+    plan = plan_of(
+        tiny_config(),
+        page_size=16,
+        max_total_tokens=100,
+        chunked_prefill_size=7,
+        max_running_requests=3,
+        monkeypatch=monkeypatch,
+    )
+    assert (plan.global_pages, plan.chunk_tokens, plan.slots) == (8, 7, 4)
+    assert plan.context_length == 112
+
+
+def test_a_cpu_takes_a_bounded_share_by_default(monkeypatch):
+    config = tiny_config()
+    plan = plan_of(config, free=10_000 * GIB, monkeypatch=monkeypatch)
+    assert held_bytes(config.text, plan, torch.float32) < 4 * GIB
+    assert plan.context_length == config.text.context_length
+
+
+def test_too_little_memory_is_refused_with_the_numbers(monkeypatch):
+    with pytest.raises(ValueError, match="GiB for pages and rings do not hold one sequence"):
+        plan_of(tiny_config(), free=1000, monkeypatch=monkeypatch)
+
+
+def test_the_plan_is_logged(monkeypatch, caplog):
+    with caplog.at_level(logging.INFO):
+        plan_of(tiny_config(), page_size=16, max_total_tokens=96, monkeypatch=monkeypatch)
+    assert "7 global" in caplog.text
+    assert "context 96 (checkpoint: 512)" in caplog.text
+
+
+def test_free_memory_of_this_machine_is_plausible():
+    assert 1 << 20 < free_bytes(CPU) < 1 << 50
