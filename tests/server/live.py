@@ -13,16 +13,17 @@ import openai
 import uvicorn
 
 from inkling_rocm.server.app import create_app
-from inkling_rocm.server.context import ServerSettings
+from inkling_rocm.server.context import ServerContext, ServerSettings
 from inkling_rocm.server.serve import bind
 
 
 @dataclass
 class Live:
-    """A running server: url, the engine behind it, clients for it."""
+    """A running server: url, the engine and the context behind it, clients for it."""
 
     url: str
     engine: object
+    context: ServerContext
     key: str | None = None
 
     def openai(self, **options) -> openai.OpenAI:
@@ -44,8 +45,9 @@ def serving(engine, settings: ServerSettings | None = None, observed=None) -> It
     """Serve until the block ends."""
     settings = settings or ServerSettings()
     sock = bind("127.0.0.1", 0)
+    app = create_app(engine, settings, observed=observed)
     config = uvicorn.Config(
-        create_app(engine, settings, observed=observed),
+        app,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=1,
@@ -57,7 +59,8 @@ def serving(engine, settings: ServerSettings | None = None, observed=None) -> It
         assert thread.is_alive(), "the server did not start"
         time.sleep(0.01)
     try:
-        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", engine, settings.api_key)
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        yield Live(url, engine, app.state.context, settings.api_key)
     finally:
         server.should_exit = True
         thread.join(10)

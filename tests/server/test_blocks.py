@@ -1,5 +1,6 @@
 """The streaming turn parser, against tml_renderers' batch parser and on what that one refuses."""
 
+import itertools
 import json
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tml_renderers import chat, v0
 
+from inkling_rocm.engine.request import Update
+from inkling_rocm.server.assemble import ChatChoice
 from inkling_rocm.server.blocks import TurnParser
 from tests.server.scripted import TOKENIZER, encode
 
@@ -112,6 +115,45 @@ def test_complete_turns_give_the_batch_result(ids):
     parts, parser = parse(ids)
     assert loaded(parts) == batch_parts(ids)
     assert parser.ended
+
+
+def play(ids, sizes, stop=()):
+    """The chat message of ids that arrive in updates of these sizes; its deltas add up to it."""
+    choice = ChatChoice(0, TOKENIZER, stops=stop)
+    sent, at = {"content": "", "reasoning_content": ""}, 0
+    for size in itertools.cycle(sizes):
+        part = tuple(ids[at : at + size])
+        at += size
+        reason = "stop" if at >= len(ids) else None
+        for piece in choice.push(Update(index=0, token_ids=part, text="", finish_reason=reason)):
+            for field in sent.keys() & piece["delta"].keys():
+                sent[field] += piece["delta"][field]
+        if choice.finish_reason is not None:
+            break
+    message = choice.message()
+    calls = [c["function"] for c in message.get("tool_calls", [])]
+    assert sent["content"] == (message["content"] or "")
+    assert sent["reasoning_content"] == message.get("reasoning_content", "")
+    return sent["content"], sent["reasoning_content"], [(c["name"], c["arguments"]) for c in calls]
+
+
+chunkings = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(turns(), chunkings)
+def test_any_chunking_gives_the_batch_result(ids, sizes):
+    content, reasoning, calls = play(ids, sizes)
+    parts = batch_parts(ids)
+    assert content == "".join(p[1] for p in parts if p[0] == "content")
+    assert reasoning == "".join(p[1] for p in parts if p[0] == "reasoning")
+    assert [(name, json.loads(a)) for name, a in calls] == [p[1:] for p in parts if p[0] == "tool"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(turns(), chunkings, st.lists(st.text("ab{}01\n", min_size=1, max_size=3), max_size=3))
+def test_stop_strings_do_not_depend_on_the_chunking(ids, sizes, stop):
+    assert play(ids, sizes, stop) == play(ids, [1], stop) == play(ids, [len(ids)], stop)
 
 
 @settings(max_examples=100, deadline=None)

@@ -285,6 +285,16 @@ def test_health_tells_when_the_engine_is_gone():
         assert http.get("/health").json() == {"status": engine.failure}
 
 
+def test_draining_takes_no_new_requests():
+    with serving(saying("x")) as live, live.http() as http:
+        live.context.draining = True
+        assert http.get("/health").status_code == 503
+        for path, body in ((CHAT, {"messages": HI}), ("/generate", {"text": "a"})):
+            answer = http.post(path, json=body)
+            check(answer, 503, code="shutting_down")
+            assert answer.headers["retry-after"]
+
+
 def test_tokenize_round_trip(http):
     text = "naïve 🙂 <|end_message|>"
     ids = http.post("/tokenize", json={"prompt": text}).json()["tokens"]

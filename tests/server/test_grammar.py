@@ -1,0 +1,113 @@
+"""Whole-turn grammars: which turns the engine's compiler lets through."""
+
+import pytest
+
+from inkling_rocm.engine.constraint import ConstraintCompiler
+from inkling_rocm.engine.request import SamplingParams
+from inkling_rocm.server import grammar
+from inkling_rocm.server.blocks import END_OF_TEXT, END_SAMPLING
+from inkling_rocm.server.protocol import Tool
+from tests.server.scripted import TOKENIZER, encode
+
+COMPILER = ConstraintCompiler(TOKENIZER, (END_SAMPLING, END_OF_TEXT), 200058)
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["SF", "NY"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    (0, Tool.model_validate({"function": {"name": "get_weather", "parameters": CITY}})),
+    (1, Tool.model_validate({"function": {"name": "get_time"}})),
+]
+MODEL = "<message_model>"
+END = "<end_message>"
+TURN_END = "<content_model_end_sampling>"
+THINK = f"{MODEL}<content_thinking>let me see\n{{}}{END}"
+WEATHER = 'get_weather<content_invoke_tool_json>{"name":"get_weather","args":{"city":"SF"}}' + END
+TIME = 'get_time<content_invoke_tool_json>{"name":"get_time","args":{}}' + END
+
+
+def accepts(text, lark):
+    """Whether every token of a turn is permitted where it comes."""
+    constraint = COMPILER.compile(SamplingParams(grammar=lark))
+    for token in encode(text):
+        if not constraint.allowed()[token]:
+            return False
+        assert constraint.add(token) is None
+    return True
+
+
+@pytest.mark.parametrize(
+    ("turn", "fits"),
+    [
+        (WEATHER + TURN_END, True),
+        (MODEL + WEATHER + TURN_END, True),
+        (MODEL + WEATHER + "<endoftext>", True),
+        (THINK + MODEL + WEATHER + MODEL + TIME + TURN_END, True),
+        (THINK, True),
+        (TURN_END, False),
+        (THINK + TURN_END, False),
+        ("Hello", False),
+        (f"{MODEL}<content_text>", False),
+        (WEATHER.replace("SF", "LA"), False),
+        (WEATHER.replace('"get_weather"', '"get_time"'), False),
+        (WEATHER.removesuffix(END) + TURN_END, False),
+        (MODEL + WEATHER + MODEL + TURN_END, False),
+    ],
+)
+def test_required_calls(turn, fits):
+    assert accepts(turn, grammar.tool_turn(TOOLS, parallel=True, reasoning=True)) is fits
+
+
+def test_single_and_unthinking_calls():
+    one = grammar.tool_turn(TOOLS, parallel=False, reasoning=False)
+    assert accepts(MODEL + TIME + TURN_END, one)
+    assert not accepts(MODEL + TIME + MODEL + TIME, one)
+    assert not accepts(THINK, one)
+    named = grammar.tool_turn(TOOLS[:1], parallel=False, reasoning=True)
+    assert accepts(WEATHER, named)
+    assert not accepts(TIME, named)
+
+
+ANSWER = '{"city": "SF"}'
+
+
+@pytest.mark.parametrize(
+    ("turn", "fits"),
+    [
+        (f"{MODEL}<content_text>{ANSWER}{END}{TURN_END}", True),
+        (f"<content_text>{ANSWER}{END}{TURN_END}", True),
+        (f"<content_text>{ANSWER}{TURN_END}", True),
+        (f"<content_text>{ANSWER}<endoftext>", True),
+        (f"<content_text>{ANSWER}<begin_of_text>{TURN_END}", True),
+        (f"<content_text>{ANSWER}{END}<begin_of_text>{TURN_END}", True),
+        (f"{THINK}{MODEL}<content_text>{ANSWER}", True),
+        (f"<content_text>{{\n  {ANSWER[1:-1]}\n}}{END}", True),
+        (ANSWER, False),
+        (f"<content_text>{ANSWER} and more", False),
+        (f"<content_text>{ANSWER}{END}{MODEL}", False),
+        ("<content_text>" + TURN_END, False),
+        (THINK + TURN_END, False),
+        (f"<content_text>{ANSWER.replace('SF', 'LA')}", False),
+    ],
+)
+def test_json_answers(turn, fits):
+    lark = grammar.json_turn(CITY, param="x", reasoning=True, open_block=None)
+    assert accepts(turn, lark) is fits
+
+
+def test_answer_in_an_open_block():
+    lark = grammar.json_turn(CITY, param="x", reasoning=True, open_block="text")
+    assert accepts(f"{ANSWER}{END}{TURN_END}", lark)
+    assert not accepts("<content_text>", lark)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [("a/b", "a/b"), (r"a\/b", "a/b"), ("x\ny", "x\ny"), (r"[0-9]{2}\.", "42."), (r"é+", "éé")],
+)
+def test_regular_expressions(pattern, text):
+    lark = grammar.regex_turn(pattern, param="regex", reasoning=False, open_block=None)
+    assert accepts(f"<content_text>{text}{END}{TURN_END}", lark)
+    assert not accepts(f"<content_text>{text}!{END}", lark)
