@@ -71,6 +71,11 @@ class Constraint:
         self._closed = token in self._block_end
         return None
 
+    @property
+    def fault(self) -> str | None:
+        """What broke the grammar, if something did."""
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
     def allowed(self) -> NDArray | None:
         """bool [vocabulary] of permitted next tokens; None while the constraint has not begun."""
         if not self._active:
@@ -80,6 +85,8 @@ class Constraint:
             mask[list(self._turn_end)] = True
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():  # a limit of the parser was hit: nothing may follow
+            return mask
         known = np.unpackbits(bits, bitorder="little")[: self._vocabulary]
         mask[: len(known)] = known
         return mask

@@ -202,11 +202,13 @@ class EngineCore:
         now = time.perf_counter()
         for i, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if token is None:
-                message = (
-                    "no token can follow: the logits are not finite, or logit_bias, "
-                    "min_new_tokens and the constraint exclude each other"
+                constraint = sequence.constraint
+                fault = None if constraint is None else constraint.fault
+                message = fault or (
+                    "the logits are not finite, or logit_bias, min_new_tokens and the constraint "
+                    "exclude each other"
                 )
-                sequence.finish("error", error=message)
+                sequence.finish("error", error=f"no token can follow: {message}")
                 continue
             sequence.add(token, logprobs.get(i))
             self._generated_tokens += 1

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from inkling_rocm.engine import RequestError, SamplingParams
-from inkling_rocm.engine.constraint import ConstraintCompiler
+from inkling_rocm.engine.constraint import Constraint, ConstraintCompiler
 from tests.engine.history_model import (
     ANSWER,
     BLOCK_END,
@@ -153,6 +153,45 @@ def test_greedy_penalised_and_repeated_output_obeys_a_regex(engine):
 def test_masks_that_exclude_each_other_are_an_error(engine):
     with pytest.raises(RuntimeError, match="exclude each other"):
         engine.generate("x", {"regex": "a", "max_new_tokens": 9, "min_new_tokens": 4})
+
+
+class ExhaustedMatcher:
+    """A parser that hit one of its limits after two tokens."""
+
+    def __init__(self):
+        self.left = 2
+
+    def deep_copy(self):
+        return ExhaustedMatcher()
+
+    def compute_bitmask(self):
+        return b"\xff" * 40
+
+    def consume_token(self, token):
+        self.left -= 1
+        return True
+
+    def is_error(self):
+        return self.left <= 0
+
+    def get_error(self):
+        return "lexer fuel exhausted"
+
+
+def test_a_parser_limit_ends_its_own_request_only():
+    core = history_core()
+    constraint = Constraint(
+        ExhaustedMatcher(), start_ids=(), turn_end_ids=(EOS,), block_end_ids=(), vocabulary=VOCAB
+    )
+    params = SamplingParams(max_new_tokens=9, temperature=0.0, ignore_eos=True)
+    bad = add_request(core, 1, [1], params, constraint=constraint)
+    good = add_request(core, 2, [1], params)
+    run_to_end(core)
+    assert good.handle.reasons() == {0: "length"}
+    assert bad.handle.reasons() == {0: "error"}
+    assert len(bad.handle.tokens()) == 2
+    assert "lexer fuel exhausted" in bad.handle.updates[-1].error
+    assert_empty(core)
 
 
 def test_preemption_keeps_the_grammars_state():
