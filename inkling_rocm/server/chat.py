@@ -168,42 +168,48 @@ def _turn_grammar(
     body: ChatBody, tools: list[Tool], choice: str, prompt: RenderedPrompt, *, reasoning: bool
 ) -> str | None:
     """The grammar the turn must follow, None when it is free."""
-    form = body.response_format
-    wants_json = form is not None and form.type != "text"
+    answer = _answer_rule(body)
+    parallel = body.parallel_tool_calls is not False
+    numbered = list(enumerate(tools))
     if choice == "required" or choice.startswith("named:"):
-        if wants_json or body.regex or prompt.open_block:
+        if answer is not None or prompt.open_block:
             raise ApiError(
                 "A forced tool call excludes response_format, regex and continue_final_message.",
                 code="invalid_value",
                 param="tool_choice",
             )
-        named = choice.removeprefix("named:")
-        allowed = [
-            (index, tool)
-            for index, tool in enumerate(tools)
-            if choice == "required" or tool.function.name == named
-        ]
-        parallel = choice == "required" and body.parallel_tool_calls is not False
-        return grammar.tool_turn(allowed, parallel=parallel, reasoning=reasoning)
-    options: Any = {"reasoning": reasoning, "open_block": prompt.open_block}
-    if body.regex:
-        if wants_json:
-            raise ApiError(
-                "Give either regex or response_format.", code="invalid_value", param="regex"
-            )
-        return grammar.regex_turn(body.regex, param="regex", **options)
-    if form is None or form.type == "text":
+        if choice != "required":
+            named = choice.removeprefix("named:")
+            numbered = [(i, tool) for i, tool in numbered if tool.function.name == named]
+            parallel = False
+        calls = grammar.tool_calls(numbered, parallel=parallel, enforce_parameters=True)
+        return grammar.turn(calls=calls, reasoning=reasoning)
+    if answer is None:
         return None
+    calls = []
+    if tools and choice == "auto":  # the model may still call; only the answer is constrained
+        calls = grammar.tool_calls(numbered, parallel=parallel, enforce_parameters=False)
+    return grammar.turn(
+        answer=answer, calls=calls, reasoning=reasoning, open_block=prompt.open_block
+    )
+
+
+def _answer_rule(body: ChatBody) -> str | None:
+    """The rule of a constrained answer, None when it is free text."""
+    form = body.response_format
+    if form is None or form.type == "text":
+        return grammar.regex_answer(body.regex, "regex") if body.regex else None
+    if body.regex:
+        raise ApiError("Give either regex or response_format.", code="invalid_value", param="regex")
     if form.type == "json_object":
-        return grammar.json_turn({"type": "object"}, param="response_format", **options)
+        return grammar.json_answer({"type": "object"}, "response_format")
     if form.json_schema is None or form.json_schema.schema_ is None:
         raise ApiError(
             "response_format of type json_schema needs json_schema.schema.",
             code="invalid_value",
             param="response_format.json_schema",
         )
-    where = "response_format.json_schema.schema"
-    return grammar.json_turn(form.json_schema.schema_, param=where, **options)
+    return grammar.json_answer(form.json_schema.schema_, "response_format.json_schema.schema")
 
 
 def _note(chat: _Chat, update: Update) -> None:

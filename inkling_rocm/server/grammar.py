@@ -22,68 +22,93 @@ from inkling_rocm.server.protocol import Tool
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
-def json_turn(
-    schema: dict[str, Any], *, param: str, reasoning: bool, open_block: blocks.BlockKind | None
+def turn(
+    *,
+    answer: str | None = None,
+    calls: Sequence[str] = (),
+    reasoning: bool,
+    open_block: blocks.BlockKind | None = None,
 ) -> str:
-    """A turn whose one answer block matches a JSON schema.
+    """The grammar of a turn.
 
     Args:
-        param: field to name in errors. reasoning: thinking blocks may come first.
-        open_block: the prompt already opened the answer block.
+        answer: rule of the answer block (json_answer, regex_answer); None = there may be none.
+        calls: rules of tool calls (tool_calls); beside an answer the model may choose either.
+        reasoning: a thinking block may come first. open_block: the prompt already opened the
+            answer block, so that nothing but the answer can follow.
+    """
+    header = f"<[{blocks.MESSAGE_MODEL}]>?"
+    # begin_of_text sometimes follows the answer in place of, or after, the block's end.
+    end = f"(<[{blocks.END_MESSAGE}]> <[{blocks.BEGIN_OF_TEXT}]>? | <[{blocks.BEGIN_OF_TEXT}]>)?"
+    if open_block is not None:
+        assert answer is not None
+        return f"start: answer {end}\n{answer}"
+    choices = []
+    rules = list(calls)
+    if answer is not None:
+        choices.append(f"<[{blocks.CONTENT_TEXT}]> answer {end}")
+        rules.append(answer)
+    if calls:
+        choices.append("calls")
+    if reasoning:
+        opener = f"{header} <[{blocks.CONTENT_THINKING}]>"
+        rules.append(f"reasoning: {opener} /(.|\\n)*/ <[{blocks.END_MESSAGE}]>")
+    start = f"start: {'reasoning?' if reasoning else ''} {header} ({' | '.join(choices)})"
+    return "\n".join([start, *rules])
+
+
+def json_answer(schema: dict[str, Any], param: str) -> str:
+    """An answer that matches a JSON schema.
+
+    Args:
+        param: field to name in errors.
 
     Raises:
         ApiError: 400, the schema is invalid or uses what the grammar engine lacks.
     """
     check_schema(schema, param)
     spaced = {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
-    return _answer_turn(
-        f"answer: %json {json.dumps(spaced)}", reasoning=reasoning, open_block=open_block
-    )
+    return f"answer: %json {json.dumps(spaced)}"
 
 
-def regex_turn(
-    pattern: str, *, param: str, reasoning: bool, open_block: blocks.BlockKind | None
-) -> str:
-    """A turn whose one answer block matches a regular expression. Raises: as json_turn."""
+def regex_answer(pattern: str, param: str) -> str:
+    """An answer that matches a regular expression. Raises: as json_answer."""
     problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
     if problem:
         raise ApiError(f"Invalid regex: {_brief(problem)}", code="invalid_regex", param=param)
     escaped = pattern.replace("\\/", "/").replace("/", "\\/").replace("\n", "\\n")
-    return _answer_turn(f"answer: /{escaped}/", reasoning=reasoning, open_block=open_block)
+    return f"answer: /{escaped}/"
 
 
-def tool_turn(tools: Sequence[tuple[int, Tool]], *, parallel: bool, reasoning: bool) -> str:
-    """A turn of at least one call of one of the tools.
+def tool_calls(
+    tools: Sequence[tuple[int, Tool]], *, parallel: bool, enforce_parameters: bool
+) -> list[str]:
+    """At least one call of one of the tools.
 
     Args:
         tools: (position in the request, tool); the position names it in errors.
         parallel: more than one call is allowed.
+        enforce_parameters: arguments match the tool's schema, else they are any JSON object.
 
     Raises:
         ApiError: 400, parameters that are no usable JSON schema.
     """
-    rules = []
+    names = " | ".join(f"call_{number}" for number in range(len(tools)))
+    more = f"(<[{blocks.MESSAGE_MODEL}]> call)*" if parallel else ""
+    rules = [f"calls: call {more}", f"call: ({names}) <[{blocks.END_MESSAGE}]>"]
     for number, (index, tool) in enumerate(tools):
-        name = tool.function.name
-        schema = {"type": "object", **(tool.function.parameters or {})}
-        check_schema(schema, f"tools[{index}].function.parameters")
-        prefix = json.dumps(f'{{"name":{json.dumps(name)},"args":')
+        name = json.dumps(tool.function.name)
+        schema: dict[str, Any] = {"type": "object"}
+        if enforce_parameters:
+            schema |= tool.function.parameters or {}
+            check_schema(schema, f"tools[{index}].function.parameters")
+        prefix = json.dumps(f'{{"name":{name},"args":')
+        compact = json.dumps({**schema, "x-guidance": _COMPACT})
         rules += [
-            f"call_{number}: {json.dumps(name)} <[{blocks.INVOKE_TOOL_JSON}]> {prefix} "
-            f'args_{number} "}}"',
-            f"args_{number}: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}",
+            f'call_{number}: {name} <[{blocks.INVOKE_TOOL_JSON}]> {prefix} args_{number} "}}"',
+            f"args_{number}: %json {compact}",
         ]
-    header = f"<[{blocks.MESSAGE_MODEL}]>"
-    choice = " | ".join(f"call_{number}" for number in range(len(tools)))
-    more = f"({header} call)*" if parallel else ""
-    return "\n".join(
-        [
-            f"start: {_reasoning_ref(reasoning)} {header}? call {more}",
-            f"call: ({choice}) <[{blocks.END_MESSAGE}]>",
-            *rules,
-            *_reasoning_rule(reasoning),
-        ]
-    )
+    return rules
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
@@ -96,26 +121,6 @@ def check_schema(schema: dict[str, Any], param: str) -> None:
     if problem:
         code = "invalid_json_schema"
         raise ApiError(f"Invalid JSON schema: {_brief(problem)}", code=code, param=param)
-
-
-def _answer_turn(answer: str, *, reasoning: bool, open_block: blocks.BlockKind | None) -> str:
-    # begin_of_text sometimes follows the JSON in place of, or after, the block's end.
-    end = f"(<[{blocks.END_MESSAGE}]> <[{blocks.BEGIN_OF_TEXT}]>? | <[{blocks.BEGIN_OF_TEXT}]>)?"
-    header = f"<[{blocks.MESSAGE_MODEL}]>? <[{blocks.CONTENT_TEXT}]>"
-    reasoning = reasoning and open_block is None
-    opening = "" if open_block else f"{_reasoning_ref(reasoning)} {header}"
-    return "\n".join([f"start: {opening} answer {end}", answer, *_reasoning_rule(reasoning)])
-
-
-def _reasoning_ref(reasoning: bool) -> str:
-    return "reasoning?" if reasoning else ""
-
-
-def _reasoning_rule(reasoning: bool) -> list[str]:
-    if not reasoning:
-        return []
-    opener = f"<[{blocks.MESSAGE_MODEL}]>? <[{blocks.CONTENT_THINKING}]>"
-    return [f"reasoning: {opener} /(.|\\n)*/ <[{blocks.END_MESSAGE}]>"]
 
 
 def _brief(problem: str) -> str:

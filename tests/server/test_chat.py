@@ -231,6 +231,15 @@ def test_tool_choice(say):
     assert '"f"' not in named.grammar
 
 
+def test_tools_stay_callable_beside_a_response_format(say):
+    client, engine = say(CALL_F + END)
+    ask(client, tools=TOOLS, response_format={"type": "json_object"})
+    ask(client, tools=TOOLS, response_format={"type": "json_object"}, tool_choice="none")
+    (_, auto), (_, none) = engine.submitted
+    assert "call_0" in auto.grammar
+    assert "call_0" not in none.grammar
+
+
 def test_one_call_when_calls_may_not_be_parallel(say):
     client, engine = say(CALL_F + CALL_G + END)
     choice = ask(client, tools=TOOLS, parallel_tool_calls=False).choices[0]

@@ -57,15 +57,18 @@ def accepts(text, lark):
     ],
 )
 def test_required_calls(turn, fits):
-    assert accepts(turn, grammar.tool_turn(TOOLS, parallel=True, reasoning=True)) is fits
+    calls = grammar.tool_calls(TOOLS, parallel=True, enforce_parameters=True)
+    assert accepts(turn, grammar.turn(calls=calls, reasoning=True)) is fits
 
 
 def test_single_and_unthinking_calls():
-    one = grammar.tool_turn(TOOLS, parallel=False, reasoning=False)
+    calls = grammar.tool_calls(TOOLS, parallel=False, enforce_parameters=True)
+    one = grammar.turn(calls=calls, reasoning=False)
     assert accepts(MODEL + TIME + TURN_END, one)
     assert not accepts(MODEL + TIME + MODEL + TIME, one)
     assert not accepts(THINK, one)
-    named = grammar.tool_turn(TOOLS[:1], parallel=False, reasoning=True)
+    calls = grammar.tool_calls(TOOLS[:1], parallel=False, enforce_parameters=True)
+    named = grammar.turn(calls=calls, reasoning=True)
     assert accepts(WEATHER, named)
     assert not accepts(TIME, named)
 
@@ -93,12 +96,22 @@ ANSWER = '{"city": "SF"}'
     ],
 )
 def test_json_answers(turn, fits):
-    lark = grammar.json_turn(CITY, param="x", reasoning=True, open_block=None)
+    lark = grammar.turn(answer=grammar.json_answer(CITY, "x"), reasoning=True)
     assert accepts(turn, lark) is fits
 
 
+def test_an_answer_or_calls():
+    calls = grammar.tool_calls(TOOLS, parallel=True, enforce_parameters=False)
+    lark = grammar.turn(answer=grammar.json_answer(CITY, "x"), calls=calls, reasoning=True)
+    assert accepts(f"{THINK}{MODEL}<content_text>{ANSWER}{END}{TURN_END}", lark)
+    assert accepts(THINK + MODEL + WEATHER.replace("SF", "LA") + MODEL + TIME + TURN_END, lark)
+    assert not accepts(f"{MODEL}<content_text>{{}}", lark)
+    assert not accepts(MODEL + WEATHER + f"{MODEL}<content_text>", lark)
+
+
 def test_answer_in_an_open_block():
-    lark = grammar.json_turn(CITY, param="x", reasoning=True, open_block="text")
+    answer = grammar.json_answer(CITY, "x")
+    lark = grammar.turn(answer=answer, reasoning=True, open_block="text")
     assert accepts(f"{ANSWER}{END}{TURN_END}", lark)
     assert not accepts("<content_text>", lark)
 
@@ -108,6 +121,6 @@ def test_answer_in_an_open_block():
     [("a/b", "a/b"), (r"a\/b", "a/b"), ("x\ny", "x\ny"), (r"[0-9]{2}\.", "42."), (r"é+", "éé")],
 )
 def test_regular_expressions(pattern, text):
-    lark = grammar.regex_turn(pattern, param="regex", reasoning=False, open_block=None)
+    lark = grammar.turn(answer=grammar.regex_answer(pattern, "regex"), reasoning=False)
     assert accepts(f"<content_text>{text}{END}{TURN_END}", lark)
     assert not accepts(f"<content_text>{text}!{END}", lark)
