@@ -1,0 +1,242 @@
+"""Shared-sink gate: router product, selection and weights.
+
+    logit  = x Wg^T                                              fp32, X routed + S shared
+    ids    = top-K of sigmoid(logit[:X]) + bias                  ties to the lowest id
+    weight = softmax(logsigmoid(logit[ids + shared])) * route_scale * global_scale
+
+The router product is split along H in slices of fixed length; each program writes the partial sums of one
+slice and one tile of experts. For few tokens the program that finishes last (an integer ticket) adds the
+slices in order and selects: one launch. For more, a second launch does. The sum's order depends on neither
+which program is last nor on the other tokens.
+
+logsigmoid(l) = min(l, 0) - log(1 + exp(-|l|)) is finite for any logit, so the weights stay right where all
+sigmoids underflow. bf16 products are exact in fp32; fp32 products use "ieee".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernel_base.arch import Arch
+from kernel_base.tuning import TuningRow
+from moe_aiter.checks import check_rows, check_weight, request_arch, require
+from moe_aiter.tuning import ROUTER, SELECT
+
+# Most tokens of the one-launch form.
+ONE_LAUNCH_TOKENS = 16
+
+
+@triton.jit
+def _log_sigmoid(x):
+    return tl.minimum(x, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def _sum_slices(partial_ptr, rows, columns, mask, tokens, outputs, SLICES: tl.constexpr):
+    """Logits at [rows, columns]: the slices' partial sums [slice, token, expert], added in order."""
+    ptrs = partial_ptr + rows[:, None].to(tl.int64) * outputs + columns[None, :]
+    # The programs that wrote these ran on other compute units: read past this one's L1.
+    logits = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
+    for s in range(1, SLICES):
+        ptrs += tokens * outputs
+        logits += tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
+    return logits
+
+
+@triton.jit
+def _select(
+    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, t0, tokens, num_experts, route_scale, stride_ids,
+    SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    t = t0 + tl.arange(0, BLOCK_T)
+    x = tl.arange(0, BLOCK_X)
+    w = tl.arange(0, BLOCK_W)
+    mask_t = t < tokens
+    outputs = num_experts + SHARED
+    mask_x = mask_t[:, None] & (x < num_experts)[None, :]
+    logits = _sum_slices(partial_ptr, t, x, mask_x, tokens, outputs, SLICES)
+    bias = tl.load(bias_ptr + x, mask=x < num_experts, other=0.0)
+    score = tl.sigmoid(logits) + bias[None, :]
+    taken = (x >= num_experts)[None, :] | (t < 0)[:, None]
+    # Column j < K of `chosen` is the logit of the j-th choice, the next S those of the shared experts.
+    chosen = tl.zeros([BLOCK_T, BLOCK_W], tl.float32)
+    for k in tl.static_range(TOP_K):
+        free = tl.where(taken, float("-inf"), score)
+        best = tl.max(free, 1)
+        at_best = (free == best[:, None]) & (taken == 0)
+        expert = tl.min(tl.where(at_best, x[None, :], BLOCK_X - 1), 1)
+        here = x[None, :] == expert[:, None]
+        taken = taken | here
+        logit = tl.sum(tl.where(here, logits, 0.0), 1)
+        chosen = tl.where((w == k)[None, :], logit[:, None], chosen)
+        tl.store(ids_ptr + t * stride_ids + k, expert, mask=mask_t)
+    s = tl.arange(0, BLOCK_S)
+    mask_s = mask_t[:, None] & (s < SHARED)[None, :]
+    shared = _sum_slices(partial_ptr, t, num_experts + s, mask_s, tokens, outputs, SLICES)
+    for j in tl.static_range(SHARED):
+        logit = tl.sum(tl.where((s == j)[None, :], shared, 0.0), 1)
+        chosen = tl.where((w == TOP_K + j)[None, :], logit[:, None], chosen)
+    used = (w < TOP_K + SHARED)[None, :]
+    logs = tl.where(used, _log_sigmoid(chosen), float("-inf"))
+    powers = tl.exp(logs - tl.max(logs, 1)[:, None])
+    weights = powers / tl.sum(powers, 1)[:, None] * (route_scale * tl.load(scale_ptr))
+    tl.store(
+        weights_ptr + t[:, None] * (TOP_K + SHARED) + w[None, :],
+        weights,
+        mask=mask_t[:, None] & used,
+    )
+
+
+@triton.jit
+def _router_kernel(
+    partial_ptr, ticket_ptr, ids_ptr, weights_ptr, x_ptr, w_ptr, bias_ptr, scale_ptr,
+    tokens, num_experts, hidden, route_scale, stride_x, stride_ids,
+    SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    outputs = num_experts + SHARED
+    t = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    h0 = tl.program_id(2) * SLICE
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_t, mask_n = t < tokens, n < outputs
+    x_ptrs = x_ptr + h0 + (t[:, None] * stride_x + offs_k[None, :])
+    w_ptrs = w_ptr + h0 + (n[None, :] * hidden + offs_k[:, None])
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, SLICE, BLOCK_K):
+        if EVEN_K:
+            x = tl.load(x_ptrs + k, mask=mask_t[:, None], other=0.0)
+            w = tl.load(w_ptrs + k, mask=mask_n[None, :], other=0.0)
+        else:
+            mask_k = offs_k < hidden - h0 - k
+            x = tl.load(x_ptrs + k, mask=mask_t[:, None] & mask_k[None, :], other=0.0)
+            w = tl.load(w_ptrs + k, mask=mask_n[None, :] & mask_k[:, None], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    row = tl.program_id(2).to(tl.int64) * tokens + t
+    tl.store(
+        partial_ptr + row[:, None] * outputs + n[None, :],
+        acc,
+        mask=mask_t[:, None] & mask_n[None, :],
+    )
+    if FINISH:
+        tl.debug_barrier()  # every wave's stores are before the ticket
+        programs = tl.num_programs(1) * tl.num_programs(2)
+        ticket = tl.atomic_add(ticket_ptr, 1, sem="acq_rel", scope="gpu")
+        if ticket < programs - 1:
+            return
+        tl.debug_barrier()
+        tl.store(ticket_ptr, 0)
+        _select(
+            ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, 0, tokens, num_experts, route_scale, stride_ids,
+            SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_S, BLOCK_W,
+        )  # fmt: skip
+
+
+@triton.jit
+def _select_kernel(
+    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tokens, num_experts, route_scale, stride_ids,
+    SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    _select(
+        ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tl.program_id(0) * BLOCK_T, tokens, num_experts,
+        route_scale, stride_ids, SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_S, BLOCK_W,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateWorkspace:
+    """The ticket of the one-launch form. Calls that share one must be ordered on one stream; a captured graph must
+    keep it alive.
+
+    Attributes: ticket: int32 [1], zero between calls (the kernel leaves it so).
+    """
+
+    ticket: torch.Tensor
+
+    @staticmethod
+    def allocate(device: torch.device) -> GateWorkspace:
+        """A workspace of one device; costs one small launch."""
+        return GateWorkspace(ticket=torch.zeros(1, dtype=torch.int32, device=device))
+
+
+def gate(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    global_scale: torch.Tensor,
+    *,
+    top_k: int,
+    route_scale: float,
+    ids_out: torch.Tensor | None = None,
+    weights_out: torch.Tensor | None = None,
+    workspace: GateWorkspace | None = None,
+    arch: Arch | str | None = None,
+    row: TuningRow | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Route tokens; no host synchronisation, capturable.
+
+    One launch for T <= 16 (with a workspace), two above.
+
+    Args:
+        x: [T, H]. weight: [X + S, H] in x's dtype, routed rows then shared rows. bias: fp32 [X]. global_scale:
+            fp32 [1].
+        top_k: K <= X. route_scale: dimensionless.
+        ids_out: int32 [T, K], rows of any pitch: where to record the ids (a routing-replay buffer).
+        weights_out: fp32 [T, K + S] contiguous.
+        workspace: see GateWorkspace; None allocates one.
+    Returns: topk_ids int32 [T, K], best first, ties to the lowest id; weights fp32 [T, K + S].
+    Raises: ValueError: an argument does not fit, or no tuning row.
+    """
+    op = "gate"
+    check_rows(op, "x", x)
+    arch = request_arch(arch, x)
+    (T, H), X = x.shape, bias.shape[0]
+    S, K = weight.shape[0] - X, top_k
+    require(op, S >= 0, "weight's rows", weight.shape[0], f"at least the {X} of bias")
+    check_weight(op, "weight", weight, (X + S, H), x)
+    require(op, bias.dtype == torch.float32, "bias's dtype", bias.dtype, torch.float32)
+    require(op, 1 <= K <= X, "top_k", K, f"1 to {X}")
+    scale_is = (global_scale.numel(), global_scale.dtype)
+    require(op, scale_is == (1, torch.float32), "global_scale", scale_is, (1, torch.float32))
+    ids = torch.empty(T, K, dtype=torch.int32, device=x.device) if ids_out is None else ids_out
+    ids_are = (tuple(ids.shape), ids.dtype, ids.stride(1))
+    require(op, ids_are == ((T, K), torch.int32, 1), "ids_out", ids_are, ((T, K), torch.int32, 1))
+    if weights_out is None:
+        weights_out = torch.empty(T, K + S, dtype=torch.float32, device=x.device)
+    out_is = (tuple(weights_out.shape), weights_out.dtype, weights_out.is_contiguous())
+    wanted = ((T, K + S), torch.float32, True)
+    require(op, out_is == wanted, "weights_out", out_is, wanted)
+    if T == 0:
+        return ids, weights_out
+    row = row or ROUTER.select(arch.name, tokens=T, bits=x.element_size() * 8, hidden=H)
+    c = row.constexprs
+    slices = triton.cdiv(H, c["SLICE"])
+    finish = T <= min(ONE_LAUNCH_TOKENS, c["BLOCK_M"])
+    partial = torch.empty(slices, T, X + S, dtype=torch.float32, device=x.device)
+    if finish:
+        workspace = workspace or GateWorkspace.allocate(x.device)
+    second = SELECT.select(arch.name, tokens=T)
+    shared = {
+        "SHARED": S, "TOP_K": K, "SLICES": slices, "BLOCK_X": triton.next_power_of_2(X),
+        "BLOCK_S": triton.next_power_of_2(max(S, 2)), "BLOCK_W": triton.next_power_of_2(K + S),
+    }  # fmt: skip
+    block_t = triton.next_power_of_2(T) if finish else second.constexprs["BLOCK_T"]
+    _router_kernel[(triton.cdiv(T, c["BLOCK_M"]), triton.cdiv(X + S, c["BLOCK_N"]), slices)](
+        partial, workspace.ticket if finish else None, ids, weights_out, x, weight, bias, global_scale,
+        T, X, H, route_scale, x.stride(0), ids.stride(0),
+        FINISH=finish, EVEN_K=H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0, BLOCK_T=block_t,
+        **shared, **row.launch_kwargs(),
+    )  # fmt: skip
+    if not finish:
+        _select_kernel[(triton.cdiv(T, block_t),)](
+            ids, weights_out, partial, bias, global_scale, T, X, route_scale, ids.stride(0),
+            **shared, **second.launch_kwargs(),
+        )  # fmt: skip
+    return ids, weights_out

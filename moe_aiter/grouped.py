@@ -1,0 +1,246 @@
+"""Experts over sorted choices: rows are choices, grouped by expert.
+
+    act[r, :]     = gamma[c] * silu(x[t] G_e^T) * (x[t] U_e^T)    r = place of choice c of token t in the sort
+    partial[c, :] = act[r, :] D_e^T                               rounded to the model dtype
+    out[t, :]     = sum over the choices c of t, then over the shared experts, fp32, one rounding
+
+gamma is fp32 and enters before the one rounding of the inner activations. The sum runs in a fixed order and
+needs no atomics. With FOLD the shared experts are row blocks of the same two launches (choice number
+T * K + s * T + t), which saves launches; without it they come as a finished [T, H] addend.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernel_base.arch import Arch
+from kernel_base.tuning import TuningRow
+from moe_aiter.routing import sort_choices
+from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
+from moe_aiter.tuning import COMBINE, DOWN_GROUPED, SWIGLU_GROUPED
+
+
+@triton.jit
+def _block(
+    block, blocks, choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, tokens, choices,
+    FOLD: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """(expert, first row of `act`, choice numbers, valid) of a row block; shared experts come behind the sorted blocks.
+
+    A shared expert s is expert -2 - s; -1 is an empty slot.
+    """
+    offs = tl.arange(0, BLOCK_M)
+    at = tl.minimum(block, blocks - 1) if FOLD else block
+    expert = tl.load(block_expert_ptr + at)
+    row0 = tl.load(block_begin_ptr + at)
+    end = tl.load(block_end_ptr + at)
+    if FOLD:
+        per_shared = tl.cdiv(tokens, BLOCK_M)
+        behind = block - blocks
+        shared = behind // per_shared
+        t0 = behind % per_shared * BLOCK_M
+        first = choices + shared * tokens
+        expert = tl.where(behind >= 0, -2 - shared, expert)
+        row0 = tl.where(behind >= 0, first + t0, row0)
+        end = tl.where(behind >= 0, first + tokens, end)
+    valid = (row0 + offs < end) & (expert != -1)
+    choice = tl.load(choice_ptr + row0 + offs, mask=valid & (expert >= 0), other=0)
+    if FOLD:
+        choice = tl.where(expert < -1, row0 + offs, choice)
+    return expert, row0, choice, valid
+
+
+@triton.jit
+def _swiglu_grouped_kernel(
+    act_ptr, x_ptr, gamma_ptr, w13_ptr, shared_ptr,
+    choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr,
+    tokens, choices, blocks, all_blocks, hidden, width, stride_x, stride_gamma,
+    TOP_K: tl.constexpr, FOLD: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    block, block_n = grouped_pid(tl.program_id(0), all_blocks, tl.cdiv(width, BLOCK_N), GROUP_M)
+    expert, row0, choice, valid = _block(
+        block,
+        blocks,
+        choice_ptr,
+        block_expert_ptr,
+        block_begin_ptr,
+        block_end_ptr,
+        tokens,
+        choices,
+        FOLD,
+        BLOCK_M,
+    )
+    if expert == -1:
+        return
+    token = choice // TOP_K
+    column = choice % TOP_K
+    if FOLD:
+        token = tl.where(expert < 0, (choice - choices) % tokens, token)
+        column = tl.where(expert < 0, TOP_K - 2 - expert, column)
+    size = 2 * width * hidden
+    if FOLD:
+        w_ptr = expert_weights(w13_ptr, shared_ptr, expert, -2 - expert, size)
+    else:
+        w_ptr = w13_ptr + expert.to(tl.int64) * size
+    n0 = block_n * BLOCK_N
+    inner = gate_up_tile(
+        x_ptr,
+        token,
+        valid,
+        w_ptr,
+        n0,
+        hidden,
+        width,
+        stride_x,
+        EVEN_K,
+        EVEN_N,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
+    gamma = tl.load(gamma_ptr + token * stride_gamma + column, mask=valid, other=0.0)
+    offs_n = n0 + tl.arange(0, BLOCK_N)
+    tl.store(
+        act_ptr
+        + row0.to(tl.int64) * width
+        + (tl.arange(0, BLOCK_M)[:, None] * width + offs_n[None, :]),
+        (inner * gamma[:, None]).to(act_ptr.dtype.element_ty),
+        mask=valid[:, None] & (offs_n < width)[None, :],
+    )
+
+
+@triton.jit
+def _down_grouped_kernel(
+    partial_ptr, act_ptr, w2_ptr, shared_ptr,
+    choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr,
+    tokens, choices, blocks, all_blocks, hidden, width,
+    FOLD: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    block, block_n = grouped_pid(tl.program_id(0), all_blocks, tl.cdiv(hidden, BLOCK_N), GROUP_M)
+    expert, row0, choice, valid = _block(
+        block,
+        blocks,
+        choice_ptr,
+        block_expert_ptr,
+        block_begin_ptr,
+        block_end_ptr,
+        tokens,
+        choices,
+        FOLD,
+        BLOCK_M,
+    )
+    if expert == -1:
+        return
+    size = hidden * width
+    if FOLD:
+        w_ptr = expert_weights(w2_ptr, shared_ptr, expert, -2 - expert, size)
+    else:
+        w_ptr = w2_ptr + expert.to(tl.int64) * size
+    a_ptr = act_ptr + row0.to(tl.int64) * width
+    n0 = block_n * BLOCK_N
+    rows = tl.arange(0, BLOCK_M)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, width, BLOCK_K):
+        acc = down_step(
+            acc, a_ptr, rows, valid, w_ptr, n0, k, hidden, width, EVEN_K, EVEN_N, BLOCK_N, BLOCK_K
+        )
+    offs_n = n0 + tl.arange(0, BLOCK_N)
+    tl.store(
+        partial_ptr + choice.to(tl.int64)[:, None] * hidden + offs_n[None, :],
+        acc.to(partial_ptr.dtype.element_ty),
+        mask=valid[:, None] & (offs_n < hidden)[None, :],
+    )
+
+
+@triton.jit
+def _combine_kernel(
+    out_ptr, partial_ptr, addend_ptr, ids_ptr, tokens, choices, first_expert, num_experts, hidden, stride_out, stride_addend,
+    TOP_K: tl.constexpr, SHARED: tl.constexpr, HAS_ADDEND: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = offs < hidden
+    acc = tl.zeros([BLOCK_N], tl.float32)
+    for k in tl.static_range(TOP_K):
+        local = tl.load(ids_ptr + t * TOP_K + k) - first_expert
+        inside = (local >= 0) & (local < num_experts)
+        part = tl.load(partial_ptr + (t * TOP_K + k) * hidden + offs, mask=mask & inside, other=0.0)
+        acc += part.to(tl.float32)
+    for s in tl.static_range(SHARED):
+        part = tl.load(
+            partial_ptr + (choices + s * tokens + t) * hidden + offs, mask=mask, other=0.0
+        )
+        acc += part.to(tl.float32)
+    if HAS_ADDEND:
+        acc += tl.load(addend_ptr + t * stride_addend + offs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + t * stride_out + offs, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def experts_by_choice(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gamma: torch.Tensor,
+    *,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    shared_w13: torch.Tensor | None,
+    shared_w2: torch.Tensor | None,
+    addend: torch.Tensor | None = None,
+    first_expert: int = 0,
+    out: torch.Tensor,
+    arch: Arch,
+    rows: tuple[TuningRow | None, TuningRow | None] = (None, None),
+) -> torch.Tensor:
+    """Routed experts over sorted choices: four launches (sort, gate/up, down, combine).
+
+    The arguments are `moe_aiter.experts.experts`'s, already checked, T >= 1.
+
+    Args:
+        shared_w13, shared_w2: shared experts to fold in; None = none.
+        addend: [T, H] added last, in x's dtype: shared experts computed elsewhere.
+        rows: launch configurations of the two products, of one BLOCK_M; None = the tables'.
+    Raises: ValueError: the two configurations disagree on BLOCK_M, which the sort depends on.
+    """
+    (T, H), K, X, I = x.shape, topk_ids.shape[1], w13.shape[0], w2.shape[2]
+    S = 0 if shared_w13 is None else shared_w13.shape[0]
+    choices, bits = T * K, x.element_size() * 8
+    facts = {"rows": choices // max(X, 1), "bits": bits, "width": I, "hidden": H}
+    first = rows[0] or SWIGLU_GROUPED.select(arch.name, **facts)
+    second = rows[1] or DOWN_GROUPED.select(arch.name, **facts)
+    block_m = first.constexprs["BLOCK_M"]
+    if second.constexprs["BLOCK_M"] != block_m:
+        raise ValueError(
+            f"experts_by_choice: BLOCK_M is {block_m} in the gate/up row and {second.constexprs['BLOCK_M']} in "
+            "the down row; wanted one BLOCK_M: one sort serves both"
+        )
+    order = sort_choices(
+        topk_ids, num_experts=X, block_m=block_m, first_expert=first_expert, arch=arch
+    )
+    blocks = order.block_expert.numel()
+    all_blocks = blocks + S * triton.cdiv(T, block_m)
+    act = torch.empty(choices + S * T, I, dtype=x.dtype, device=x.device)
+    partial = torch.empty(choices + S * T, H, dtype=x.dtype, device=x.device)
+    where = (order.choice, order.block_expert, order.block_begin, order.block_end)
+    c = first.constexprs
+    _swiglu_grouped_kernel[(all_blocks * triton.cdiv(I, c["BLOCK_N"]),)](
+        act, x, gamma, w13, shared_w13, *where,
+        T, choices, blocks, all_blocks, H, I, x.stride(0), gamma.stride(0),
+        TOP_K=K, FOLD=S > 0, EVEN_K=H % c["BLOCK_K"] == 0, EVEN_N=I % c["BLOCK_N"] == 0, **first.launch_kwargs(),
+    )  # fmt: skip
+    c = second.constexprs
+    _down_grouped_kernel[(all_blocks * triton.cdiv(H, c["BLOCK_N"]),)](
+        partial, act, w2, shared_w2, *where,
+        T, choices, blocks, all_blocks, H, I,
+        FOLD=S > 0, EVEN_K=I % c["BLOCK_K"] == 0, EVEN_N=H % c["BLOCK_N"] == 0, **second.launch_kwargs(),
+    )  # fmt: skip
+    row = COMBINE.select(arch.name, hidden=H)
+    _combine_kernel[(T, triton.cdiv(H, row.constexprs["BLOCK_N"]))](
+        out, partial, addend, topk_ids, T, choices, first_expert, X, H,
+        out.stride(0), 0 if addend is None else addend.stride(0),
+        TOP_K=K, SHARED=S, HAS_ADDEND=addend is not None, **row.launch_kwargs(),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,228 @@
+"""Experts over whole token blocks: rows are tokens, nothing is sorted.
+
+    act[slot, t, :] = gamma[t, slot] * silu(x[t] G^T) * (x[t] U^T)       first launch
+    out[t, :]       = sum over slots of act[slot, t, :] D^T              second launch
+
+A slot is one expert: of the T * K choices, the first that names it (later ones leave at once), then the
+shared experts, which every token hits. gamma is fp32 and enters before the one rounding of the inner
+activations; where a token did not choose the slot's expert it is 0. So each hit expert's weights are read
+once, the second launch is one long product over (slot, inner column) with one fp32 accumulator, and the
+result needs neither partials nor atomics. Slots are summed in order of expert id, then the shared ones: a
+token's sum has the same order whatever its neighbours chose.
+
+With decode batches this is the routed path; with any number of tokens it is the shared experts as one
+linearised dense block, and (with one shared expert and gamma = global_scale) the dense MLP.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernel_base.arch import Arch
+from kernel_base.tuning import TuningRow
+from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
+from moe_aiter.tuning import DOWN_TOKENS, SWIGLU_TOKENS
+
+# The slot list is made by one program from a [choices, choices] comparison.
+MAX_CHOICES = 128
+CHOICE_RADIX = tl.constexpr(MAX_CHOICES)
+LIST_ROWS = tl.constexpr(16)
+
+
+@triton.jit
+def _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P: tl.constexpr):
+    """slots[0] = number of hit local experts; slots[1 + i] = expert * MAX + slot of the i-th one in order of id."""
+    p = tl.arange(0, BLOCK_P)
+    ids = tl.load(ids_ptr + p, mask=p < choices, other=-1) - first_expert
+    rows = tl.arange(0, LIST_ROWS)
+    # A choice leads if no earlier one names the same expert. Compared in strips: all pairs at once would spill.
+    earlier = tl.zeros([BLOCK_P], tl.int32)
+    for p0 in range(0, choices, LIST_ROWS):
+        q = p0 + rows
+        id_q = tl.load(ids_ptr + q, mask=q < choices, other=-1) - first_expert
+        same = (id_q[:, None] == ids[None, :]) & (q[:, None] < p[None, :])
+        earlier += tl.sum(same.to(tl.int32), 0)
+    leads = (ids >= 0) & (ids < num_experts) & (p < choices) & (earlier == 0)
+    tl.store(slots_ptr, tl.sum(leads.to(tl.int32), 0))
+    for p0 in range(0, choices, LIST_ROWS):
+        q = p0 + rows
+        id_q = tl.load(ids_ptr + q, mask=q < choices, other=-1) - first_expert
+        leads_q = tl.sum((leads[None, :] & (p[None, :] == q[:, None])).to(tl.int32), 1) > 0
+        rank = tl.sum((leads[None, :] & (ids[None, :] < id_q[:, None])).to(tl.int32), 1)
+        tl.store(slots_ptr + 1 + rank, id_q * CHOICE_RADIX + q, mask=leads_q)
+
+
+@triton.jit
+def _swiglu_tokens_kernel(
+    act_ptr, slots_ptr, x_ptr, ids_ptr, gamma_ptr, w13_ptr, shared_ptr,
+    tokens, choices, first_expert, num_experts, hidden, width, stride_x, stride_gamma, blocks_m,
+    TOP_K: tl.constexpr, BLOCK_P: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(1)
+    block_m, block_n = grouped_pid(tl.program_id(0), blocks_m, tl.cdiv(width, BLOCK_N), GROUP_M)
+    t = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_t = t < tokens
+    gamma_rows = gamma_ptr + t * stride_gamma
+    if TOP_K > 0:
+        if (slot == 0) & (tl.program_id(0) == 0):
+            _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P)
+    expert = slot
+    if TOP_K > 0:
+        p = tl.arange(0, BLOCK_P)
+        chosen = tl.load(ids_ptr + tl.minimum(slot, choices - 1))
+        expert = chosen - first_expert
+        earlier = p < tl.minimum(slot, choices)
+        before = tl.load(ids_ptr + p, mask=earlier, other=0)
+        named = tl.sum(((before == chosen) & earlier).to(tl.int32), 0)
+        if (slot < choices) & ((expert < 0) | (expert >= num_experts) | (named > 0)):
+            return
+    n0 = block_n * BLOCK_N
+    w_ptr = expert_weights(w13_ptr, shared_ptr, expert, slot - choices, 2 * width * hidden)
+    inner = gate_up_tile(
+        x_ptr,
+        t,
+        mask_t,
+        w_ptr,
+        n0,
+        hidden,
+        width,
+        stride_x,
+        EVEN_K,
+        EVEN_N,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
+    gamma = tl.load(gamma_rows + TOP_K + slot - choices, mask=mask_t & (slot >= choices), other=0.0)
+    for k in tl.static_range(TOP_K):
+        picked = (tl.load(ids_ptr + t * TOP_K + k, mask=mask_t, other=0) == chosen) & (
+            slot < choices
+        )
+        gamma += tl.load(gamma_rows + k, mask=mask_t & picked, other=0.0)
+    inner = inner * gamma[:, None]
+    offs_n = n0 + tl.arange(0, BLOCK_N)
+    rows = (slot * tokens + t).to(tl.int64)
+    tl.store(
+        act_ptr + rows[:, None] * width + offs_n[None, :],
+        inner.to(act_ptr.dtype.element_ty),
+        mask=mask_t[:, None] & (offs_n < width)[None, :],
+    )
+
+
+@triton.jit
+def _down_tokens_kernel(
+    out_ptr, act_ptr, slots_ptr, w2_ptr, shared_ptr,
+    tokens, choices, hidden, width, shared_experts, stride_out, blocks_m,
+    ROUTED: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    block_m, block_n = grouped_pid(tl.program_id(0), blocks_m, tl.cdiv(hidden, BLOCK_N), GROUP_M)
+    t = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_t = t < tokens
+    n0 = block_n * BLOCK_N
+    steps = tl.cdiv(
+        width, BLOCK_K
+    )  # of one expert; the loops run over (expert, step) without a break
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if ROUTED:
+        for i in range(0, tl.load(slots_ptr) * steps):
+            entry = tl.load(slots_ptr + 1 + i // steps)
+            slot, expert = entry % CHOICE_RADIX, entry // CHOICE_RADIX
+            a_ptr = act_ptr + slot.to(tl.int64) * tokens * width
+            w_ptr = w2_ptr + expert.to(tl.int64) * (hidden * width)
+            acc = down_step(
+                acc,
+                a_ptr,
+                t,
+                mask_t,
+                w_ptr,
+                n0,
+                (i % steps) * BLOCK_K,
+                hidden,
+                width,
+                EVEN_K,
+                EVEN_N,
+                BLOCK_N,
+                BLOCK_K,
+            )
+    for i in range(0, shared_experts * steps):
+        shared = (i // steps).to(tl.int64)
+        a_ptr = act_ptr + (choices + shared) * tokens * width
+        w_ptr = shared_ptr + shared * (hidden * width)
+        acc = down_step(
+            acc,
+            a_ptr,
+            t,
+            mask_t,
+            w_ptr,
+            n0,
+            (i % steps) * BLOCK_K,
+            hidden,
+            width,
+            EVEN_K,
+            EVEN_N,
+            BLOCK_N,
+            BLOCK_K,
+        )
+    offs_n = n0 + tl.arange(0, BLOCK_N)
+    tl.store(
+        out_ptr + t.to(tl.int64)[:, None] * stride_out + offs_n[None, :],
+        acc.to(out_ptr.dtype.element_ty),
+        mask=mask_t[:, None] & (offs_n < hidden)[None, :],
+    )
+
+
+def experts_by_token(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor | None,
+    gamma: torch.Tensor,
+    *,
+    w13: torch.Tensor | None,
+    w2: torch.Tensor | None,
+    shared_w13: torch.Tensor,
+    shared_w2: torch.Tensor,
+    first_expert: int = 0,
+    out: torch.Tensor,
+    arch: Arch,
+    rows: tuple[TuningRow | None, TuningRow | None] = (None, None),
+) -> torch.Tensor:
+    """Routed experts (unless topk_ids is None) and shared experts, two launches, rows = tokens.
+
+    The arguments are `moe_aiter.experts.experts`'s, already checked, T >= 1, T * K <= MAX_CHOICES.
+
+    Args:
+        gamma: fp32 [T, K + S], or [T, S] without routed experts; the row stride may be 0.
+        rows: launch configurations of the two launches; None = the tables'.
+    """
+    T, H = x.shape
+    K = topk_ids.shape[1] if topk_ids is not None else 0
+    S, I = shared_w13.shape[0], shared_w2.shape[2] if w2 is None else w2.shape[2]
+    choices, bits = T * K, x.element_size() * 8
+    slots = torch.empty(1 + choices, dtype=torch.int32, device=x.device)
+    ids = topk_ids if K else slots  # without choices no kernel reads them
+    act = torch.empty((choices + S) * T * I, dtype=x.dtype, device=x.device)
+    facts = {"tokens": T, "bits": bits, "choices": choices, "width": I, "hidden": H}
+    first = rows[0] or SWIGLU_TOKENS.select(arch.name, **facts)
+    second = rows[1] or DOWN_TOKENS.select(arch.name, **facts)
+    base = shared_w13 if w13 is None else w13
+    c = first.constexprs
+    blocks_m = triton.cdiv(T, c["BLOCK_M"])
+    _swiglu_tokens_kernel[(blocks_m * triton.cdiv(I, c["BLOCK_N"]), choices + S)](
+        act, slots, x, ids, gamma, base, shared_w13,
+        T, choices, first_expert, 0 if w13 is None else w13.shape[0], H, I, x.stride(0), gamma.stride(0), blocks_m,
+        TOP_K=K, BLOCK_P=max(16, triton.next_power_of_2(choices)),
+        EVEN_K=H % c["BLOCK_K"] == 0, EVEN_N=I % c["BLOCK_N"] == 0,
+        **first.launch_kwargs(),
+    )  # fmt: skip
+    c = second.constexprs
+    blocks_m = triton.cdiv(T, c["BLOCK_M"])
+    _down_tokens_kernel[(blocks_m * triton.cdiv(H, c["BLOCK_N"]),)](
+        out, act, slots, w2, shared_w2,
+        T, choices, H, I, S, out.stride(0), blocks_m,
+        ROUTED=K > 0, EVEN_K=I % c["BLOCK_K"] == 0, EVEN_N=H % c["BLOCK_N"] == 0,
+        **second.launch_kwargs(),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,141 @@
+"""Launch configurations of the mixture-of-experts kernels, per architecture, with the evidence behind each.
+
+Facts a row may ask for: tokens, bits (of the activations), choices (T * K), rows (choices per expert,
+rounded down), width (I of this rank), hidden.
+"""
+
+from kernel_base.tuning import TuningRow, TuningTable
+
+_GUESS = (
+    "starting point: tile sizes from the bytes in flight and registers a tile needs; not yet timed"
+)
+AMD = ("gfx942", "gfx950")
+NVIDIA = ("sm80", "sm90", "sm100")
+
+
+def _row(arch, when, constexprs, options, evidence="guess", source=_GUESS):
+    return TuningRow(
+        arch=arch,
+        when=when,
+        constexprs=constexprs,
+        options=options,
+        evidence=evidence,
+        source=source,
+    )
+
+
+def _amd(num_warps, num_stages=2, **more):
+    return {"num_warps": num_warps, "num_stages": num_stages, "matrix_instr_nonkdim": 16, **more}
+
+
+def _nvidia(num_warps, num_stages):
+    return {"num_warps": num_warps, "num_stages": num_stages}
+
+
+def _gemm(block_m, block_n, block_k, group_m=1):
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": group_m}
+
+
+def _swiglu_tokens():
+    for arch in AMD:
+        yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 64), _amd(4))
+        yield _row(arch, {"bits": 32}, _gemm(64, 32, 32, 8), _amd(4))
+        yield _row(arch, {"tokens": (None, 16)}, _gemm(16, 32, 128), _amd(4))
+        yield _row(arch, {"tokens": (None, 64)}, _gemm(64, 32, 64), _amd(4))
+        yield _row(arch, {}, _gemm(128, 64, 64, 8), _amd(4))
+    for arch in NVIDIA:
+        stages = 3 if arch == "sm80" else 4
+        yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 64), _nvidia(4, 3))
+        yield _row(arch, {"bits": 32}, _gemm(64, 32, 32, 8), _nvidia(4, 3))
+        yield _row(arch, {"tokens": (None, 2)}, _gemm(16, 16, 256), _nvidia(4, stages))
+        yield _row(arch, {"tokens": (None, 16)}, _gemm(16, 32, 128), _nvidia(4, stages))
+        yield _row(arch, {"tokens": (None, 64)}, _gemm(64, 32, 128), _nvidia(4, 3))
+        yield _row(arch, {}, _gemm(128, 128, 64, 8), _nvidia(8, 3))
+
+
+def _down_tokens():
+    for arch in AMD:
+        yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 64), _amd(4))
+        yield _row(arch, {"bits": 32}, _gemm(64, 64, 32, 8), _amd(4))
+        yield _row(arch, {"tokens": (None, 16)}, _gemm(16, 32, 128), _amd(4))
+        yield _row(arch, {"tokens": (None, 64)}, _gemm(64, 32, 64), _amd(4))
+        yield _row(arch, {}, _gemm(128, 128, 64, 8), _amd(8))
+    for arch in NVIDIA:
+        stages = 3 if arch == "sm80" else 4
+        yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 64), _nvidia(4, 3))
+        yield _row(arch, {"bits": 32}, _gemm(64, 64, 32, 8), _nvidia(4, 3))
+        yield _row(arch, {"tokens": (None, 16)}, _gemm(16, 32, 128), _nvidia(4, stages))
+        yield _row(arch, {"tokens": (None, 64)}, _gemm(64, 32, 128), _nvidia(4, 3))
+        yield _row(arch, {}, _gemm(128, 256, 64, 8), _nvidia(8, 3))
+
+
+# BLOCK_M must agree between the two products for the same facts: one sort serves both.
+def _swiglu_grouped():
+    for arch in AMD:
+        yield _row(arch, {"bits": 32}, _gemm(32, 32, 32, 4), _amd(4))
+        yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, 64, 4), _amd(4))
+        yield _row(arch, {"rows": (None, 48)}, _gemm(64, 64, 64, 4), _amd(4))
+        yield _row(arch, {}, _gemm(128, 64, 64, 4), _amd(4))
+    for arch in NVIDIA:
+        yield _row(arch, {"bits": 32}, _gemm(32, 32, 32, 4), _nvidia(4, 3))
+        yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
+        yield _row(arch, {"rows": (None, 48)}, _gemm(64, 64, 128, 4), _nvidia(4, 3))
+        yield _row(arch, {}, _gemm(128, 128, 64, 4), _nvidia(8, 3))
+
+
+def _down_grouped():
+    for arch in AMD:
+        yield _row(arch, {"bits": 32}, _gemm(32, 64, 32, 4), _amd(4))
+        yield _row(arch, {"rows": (None, 12)}, _gemm(16, 128, 64, 4), _amd(4))
+        yield _row(arch, {"rows": (None, 48)}, _gemm(64, 128, 64, 4), _amd(4))
+        yield _row(arch, {}, _gemm(128, 128, 64, 4), _amd(8))
+    for arch in NVIDIA:
+        yield _row(arch, {"bits": 32}, _gemm(32, 64, 32, 4), _nvidia(4, 3))
+        yield _row(arch, {"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))
+        yield _row(arch, {"rows": (None, 48)}, _gemm(64, 128, 64, 4), _nvidia(4, 4))
+        yield _row(arch, {}, _gemm(128, 256, 64, 4), _nvidia(8, 3))
+
+
+def _router():
+    def tile(m, n, k, slice_):
+        return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_}
+
+    for arch in AMD:
+        yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 64, 512), _amd(4))
+        yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _amd(4))
+        yield _row(arch, {}, tile(64, 64, 64, 8192), _amd(4))
+    for arch in NVIDIA:
+        yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(4, 3))
+        yield _row(arch, {"tokens": (None, 8)}, tile(16, 32, 128, 512), _nvidia(4, 4))
+        yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
+        yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _nvidia(4, 4))
+        yield _row(arch, {}, tile(128, 64, 64, 8192), _nvidia(4, 4))
+
+
+def _each(constexprs, options):
+    for arch in (*AMD, *NVIDIA):
+        yield _row(arch, {}, constexprs, options)
+
+
+SWIGLU_TOKENS = TuningTable("moe_aiter.swiglu_tokens", tuple(_swiglu_tokens()))
+DOWN_TOKENS = TuningTable("moe_aiter.down_tokens", tuple(_down_tokens()))
+SWIGLU_GROUPED = TuningTable("moe_aiter.swiglu_grouped", tuple(_swiglu_grouped()))
+DOWN_GROUPED = TuningTable("moe_aiter.down_grouped", tuple(_down_grouped()))
+ROUTER = TuningTable("moe_aiter.router", tuple(_router()))
+SELECT = TuningTable("moe_aiter.select", tuple(_each({"BLOCK_T": 4}, {"num_warps": 4})))
+SORT = TuningTable(
+    "moe_aiter.sort",
+    tuple(
+        _row(arch, when, {"BLOCK_P": block}, {"num_warps": 4})
+        for arch in (*AMD, *NVIDIA)
+        for when, block in (({"choices": (None, 1024)}, 256), ({}, 2048))
+    ),
+)
+COMBINE = TuningTable("moe_aiter.combine", tuple(_each({"BLOCK_N": 2048}, {"num_warps": 4})))
+
+# Which way the experts of a call run. by_token_choices: most T * K for the unsorted path. fold_rows: most choices
+# per expert for which the shared experts join the sorted launches (above: their own dense block).
+PLAN = TuningTable(
+    "moe_aiter.plan",
+    tuple(_each({"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12}, {})),
+)
