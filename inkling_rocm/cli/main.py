@@ -11,6 +11,7 @@ from inkling_rocm.cli.doctor import doctor
 from inkling_rocm.cli.generate import generate
 from inkling_rocm.cli.ops import ops
 from inkling_rocm.cli.serve import serve
+from inkling_rocm.cli.verify import verify
 
 app = typer.Typer(
     name="inkling-rocm",
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(ops)
+app.command()(verify)
 app.command()(doctor)
 
 

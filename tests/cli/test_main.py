@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from inkling_rocm.cli.main import app
 
 RUNNER = CliRunner()
+COMMANDS = ("serve", "generate", "ops", "verify", "doctor")
 
 
 def test_help_names_the_commands_and_needs_no_torch():
@@ -22,11 +23,11 @@ def test_help_names_the_commands_and_needs_no_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 0, result.stderr
-    for command in ("serve", "generate", "ops", "doctor"):
+    for command in COMMANDS:
         assert command in result.stdout
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "ops", "doctor"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_help(command):
     assert RUNNER.invoke(app, [command, "--help"]).exit_code == 0
 

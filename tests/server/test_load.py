@@ -12,6 +12,9 @@ import httpx
 import psutil
 import pytest
 
+from inkling_rocm.engine import Engine, EngineArgs
+from tests.server.live import serving
+
 HI = [{"role": "user", "content": "Tell me a story about a lake."}]
 
 
@@ -93,6 +96,22 @@ def test_gauges_move(demo):
     assert during["inkling_running_requests"] == 1
     assert during['inkling_pages_used{pool="global"}'] > before['inkling_pages_used{pool="global"}']
     assert settled_gauges(demo, before) == before
+
+
+def test_full_queue_is_429(demo_parts):
+    args = EngineArgs(
+        model_path="demo", context_length=512, max_running_requests=1, max_queued_requests=0
+    )
+    body = {"messages": HI, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with Engine(args, parts=demo_parts) as engine, serving(engine) as live, live.http() as http:
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            refused = http.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert refused.headers["retry-after"]
+        assert engine.drain(10)  # the one that left is gone
 
 
 @pytest.mark.full

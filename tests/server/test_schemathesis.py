@@ -5,7 +5,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 
-from inkling_rocm.engine import Engine
+from inkling_rocm.engine import Engine, EngineArgs
 from inkling_rocm.server.context import ServerSettings
 from tests.server.live import serving
 from tests.server.scripted import saying
@@ -22,10 +22,11 @@ def scripted_api():
 
 
 @pytest.fixture(scope="module")
-def demo_api():
+def demo_api(demo_parts):
     # A short context bounds what an unlimited request generates.
+    args = EngineArgs(model_path="demo", context_length=40, page_size=16)
     with (
-        Engine(model_path="demo", context_length=40, page_size=16) as engine,
+        Engine(args, parts=demo_parts) as engine,
         serving(engine, ServerSettings(served_model_name=MODEL)) as live,
     ):
         yield schemathesis.openapi.from_url(f"{live.url}/openapi.json")
