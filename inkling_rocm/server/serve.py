@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from inkling_rocm.server.metrics import PrometheusMetrics
 
 logger = logging.getLogger(__name__)
 
+_GRACE_SECONDS = 5  # for answers on their way to clients once the engine has ended them
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
@@ -27,20 +29,38 @@ class DrainingServer(uvicorn.Server):
     are; after draining the caller goes on (uvicorn's own server would re-raise the signal).
 
     Args:
+        drain_seconds: after this long the engine is shut down, which ends what is still open with
+            an error of the API.
         ready: called with the bound port once requests are accepted.
     """
 
     def __init__(
-        self, config: uvicorn.Config, context: ServerContext, ready: Callable[[int], None]
+        self,
+        config: uvicorn.Config,
+        context: ServerContext,
+        *,
+        drain_seconds: int,
+        ready: Callable[[int], None],
     ) -> None:
         super().__init__(config)
         self._context = context
+        self._drain_seconds = drain_seconds
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
             self._ready(sockets[0].getsockname()[1])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.create_task(self._end_what_is_open())
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    async def _end_what_is_open(self) -> None:
+        await asyncio.sleep(self._drain_seconds)
+        logger.warning("requests are open after %d s: aborting them", self._drain_seconds)
+        await asyncio.to_thread(self._context.engine.shutdown)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         name = signal.Signals(sig).name
@@ -49,7 +69,7 @@ class DrainingServer(uvicorn.Server):
             os._exit(128 + sig)
         self._context.draining = True
         self.should_exit = True
-        limit = self.config.timeout_graceful_shutdown
+        limit = self._drain_seconds
         os.write(2, f"{name}: finishing open requests for at most {limit} s\n".encode())
 
 
@@ -96,15 +116,15 @@ def serve(
             app,
             log_config=None,
             access_log=access_log,
-            timeout_graceful_shutdown=drain_seconds,
+            timeout_graceful_shutdown=drain_seconds + _GRACE_SECONDS,
             server_header=False,
         )
 
         def ready(bound_port: int) -> None:
             print(ready_text(host, bound_port, context), flush=True)
 
-        DrainingServer(config, context, ready).run(sockets=[sock])
-        engine.drain(0)
+        server = DrainingServer(config, context, drain_seconds=drain_seconds, ready=ready)
+        server.run(sockets=[sock])
 
 
 def ready_text(host: str, port: int, context: ServerContext) -> str:

@@ -65,6 +65,18 @@ def test_sigterm_lets_open_requests_finish():
                 http.get("/health")
 
 
+def test_draining_has_a_limit():
+    with server("--drain-seconds", "1") as (process, url), httpx.Client(base_url=url) as http:
+        with http.stream("POST", CHAT, json=body(8000), timeout=30) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert '"code":"aborted"' in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+        assert process.wait(10) == 0
+
+
 def test_second_signal_stops_at_once():
     with server("--drain-seconds", "60") as (process, url), httpx.Client(base_url=url) as http:
 
