@@ -3,10 +3,12 @@
 import asyncio
 import json
 import math
+from typing import Literal
 
 import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel
 
 HI = [{"role": "user", "content": "Say something."}]
 SCHEMA = {
@@ -185,6 +187,39 @@ def test_json_schema(client, seed):
     ).choices[0]
     assert choice.finish_reason == "stop"
     jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+
+
+class Paint(BaseModel):
+    colour: Literal["red", "green"]
+    glossy: bool
+
+
+def test_the_clients_own_parsing(client):
+    answer = client.chat.completions.parse(
+        model="demo", messages=HI, response_format=Paint, reasoning_effort="none", max_tokens=60
+    )
+    assert isinstance(answer.choices[0].message.parsed, Paint)
+    tool = openai.pydantic_function_tool(Paint)
+    with client.chat.completions.stream(
+        model="demo",
+        messages=HI,
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        reasoning_effort="none",
+        max_tokens=80,
+    ) as stream:
+        kinds = {event.type for event in stream}
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    assert isinstance(call.function.parsed_arguments, Paint)
+
+
+def test_completion_stream_usage(client):
+    chunks = list(complete(client, stream=True, n=2, stream_options={"include_usage": True}))
+    assert [bool(c.choices) for c in chunks] == [True] * (len(chunks) - 1) + [False]
+    assert all(c.usage is None for c in chunks[:-1])
+    assert chunks[-1].usage == complete(client, n=2).usage
 
 
 def test_regex_and_continued_message(client):
