@@ -62,7 +62,7 @@ class Delta:
     Attributes:
         kind: "reasoning" and "content" carry text; "tool_name" opens call `index` and carries the
             function's name; "tool_arguments" carries the next piece of its arguments; "tool_end"
-            closes it.
+            closes it, unless the output was cut off inside.
     """
 
     kind: Literal["reasoning", "content", "tool_name", "tool_arguments", "tool_end"]
@@ -201,9 +201,9 @@ class TurnParser:
     def _close_tool(self, *, complete: bool) -> Iterator[Delta]:
         assert self._tool is not None
         yield from self._tool_deltas(self._tool.close(complete=complete))
-        if self._tool.name_sent:
+        if complete:
             yield Delta("tool_end", index=self.tool_calls - 1)
-        else:
+        elif not self._tool.name_sent:
             self.tool_calls -= 1  # cut off before the function's name: there is no call to report
         self._tool = None
 

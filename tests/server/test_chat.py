@@ -248,6 +248,13 @@ def test_one_call_when_calls_may_not_be_parallel(say):
     assert engine.aborted
 
 
+def test_a_call_that_is_cut_off_is_not_a_finished_turn(say):
+    client, _ = say(CALL_F + END)
+    choice = ask(client, tools=TOOLS, parallel_tool_calls=False, max_tokens=12).choices[0]
+    assert choice.finish_reason == "length"
+    assert '{"city":"San José"'.startswith(choice.message.tool_calls[0].function.arguments)
+
+
 def test_engine_errors(say):
     client, engine = say(TEXT, finish="error")
     with pytest.raises(openai.InternalServerError, match="planted"):
