@@ -1,4 +1,6 @@
-"""Measure launch configurations on this GPU: `python -m bench.attention.tune OUT.jsonl [prefill] [decode]`.
+"""Measure launch configurations on this GPU: `python -m bench.attention.tune OUT.jsonl [prefill] [decode] [i/n]`.
+
+With i/n it only compiles every n-th configuration, so that n processes fill the cache before the timed run.
 
 A configuration that does not compile or launch is recorded with its message; the winners go into triton_attn/tuning.py
 by hand, with the file's name as their source.
@@ -6,6 +8,7 @@ by hand, with the file's name as their source.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -18,8 +21,13 @@ from bench.attention.problems import make_problem
 from bench.attention.timing import time_graph, time_stream
 from kernel_base.tuning import TuningRow
 from triton_attn import DecodeWorkspace
+from triton_attn.profile import allocate_rows, plan_chunks, write_profile_rows
 
 FAILURES = (RuntimeError, ValueError, triton.runtime.errors.OutOfResources, triton.CompilationError)
+
+
+SHARD: tuple[int, int] | None = None
+SEEN: list[str] = []
 
 
 def _row(constexprs, options):
@@ -29,29 +37,45 @@ def _row(constexprs, options):
 def prefill_configs():
     """Tiles of both variants: (variant, BLOCK_M, BLOCK_N, stages, warps)."""
     for variant, m, n, stages, warps in (
-        ("hopper", 128, 64, 2, 4),
         ("hopper", 128, 64, 3, 4),
         ("hopper", 128, 64, 4, 4),
-        ("hopper", 128, 128, 2, 4),
-        ("triton", 128, 64, 3, 8),
-        ("triton", 128, 64, 2, 8),
-        ("triton", 128, 128, 2, 8),
-        ("triton", 64, 64, 2, 4),
-        ("triton", 64, 64, 3, 4),
+        ("triton", 64, 64, 5, 4),
+        ("triton", 128, 128, 4, 8),
     ):
         constexprs = {"VARIANT": variant, "BLOCK_M": m, "BLOCK_N": n, "STAGES": stages}
         yield _row(constexprs, {"num_warps": warps})
 
 
-def decode_configs():
-    for n, split, warps, stages in itertools.product(
-        (64, 128), (128, 256, 512), (4, 8), (2, 3, 4)
-    ):
-        if (warps, stages) not in ((8, 4), (8, 2)):
-            yield _row({"BLOCK_N": n, "SPLIT": split, "STAGES": stages}, {"num_warps": warps})
+def writer_configs():
+    """Of the kernel that writes the strided profile: (rows / 8, columns a program, columns a step, stages, warps)."""
+    for rows, columns, step, stages, warps in (
+        (64, 512, 128, 2, 4), (64, 512, 128, 3, 4), (64, 2048, 128, 3, 4), (64, 256, 256, 1, 4), (64, 128, 128, 1, 4),
+        (128, 256, 128, 2, 4), (128, 128, 128, 1, 8), (32, 512, 256, 2, 4), (64, 64, 64, 1, 4), (64, 256, 64, 2, 4),
+    ):  # fmt: skip
+        constexprs = {"ROWS": rows, "COLUMNS": columns, "BLOCK_C": step, "STAGES": stages}
+        yield _row(constexprs, {"num_warps": warps})
+
+
+def decode_configs(q_len):
+    if q_len > 1:
+        tiles = itertools.product((32, 64), (256, 512), (4, 8), (3, 5))
+    else:
+        tiles = [
+            *itertools.product((64,), (128, 256, 512), (4,), (3, 5, 7)),
+            *itertools.product((32,), (128, 256), (4,), (5, 9)),
+            *itertools.product((128,), (256, 512), (4, 8), (5,)),
+        ]
+    for n, split, warps, stages in tiles:
+        yield _row({"BLOCK_N": n, "SPLIT": split, "STAGES": stages}, {"num_warps": warps})
 
 
 def _measure(results, label, row, timer, fn):
+    if SHARD is not None:  # compile only: fill Triton's cache from several processes
+        SEEN.append(label)
+        if len(SEEN) % SHARD[1] == SHARD[0]:
+            with contextlib.suppress(*FAILURES):
+                fn()
+        return
     record = {"case": label, **row.constexprs, **row.options}
     try:
         record["p20_us"], record["p50_us"], record["p80_us"] = timer(fn)
@@ -73,12 +97,22 @@ def tune_prefill(results):
                     results, name, row, lambda f: time_stream(f, repeats=10, warmup=2),
                     lambda b=biased, r=row: run_prefill(p, biased=b, row=r, out=out),
                 )  # fmt: skip
+        chunk, block_m = plan_chunks(8192 // 128 + 1, h, 128, extent, 2)[0], 128
+        rows = allocate_rows([chunk], block_m, extent, p.q)
+        for row in writer_configs():
+            _measure(
+                results, f"writer {label}", row, lambda f: time_stream(f, repeats=10, warmup=2),
+                lambda r=row: write_profile_rows(
+                    rows, p.bias, chunk=chunk, block_m=block_m, extent=extent, cu_seqlens_q=p.cu_seqlens_q, q_start=p.q_start,
+                    row=r,
+                ),
+            )  # fmt: skip
 
 
 def tune_decode(results):
     for batch, context, q_len, h, g, window, extent in (
         (1, 8192, 1, 8, 1, 0, 1024), (32, 8192, 1, 8, 1, 0, 1024), (128, 8192, 1, 8, 1, 0, 1024),
-        (1, 8192, 1, 8, 2, 512, 512), (32, 8192, 1, 8, 2, 512, 512), (128, 8192, 1, 8, 2, 512, 512),
+        (1, 8192, 1, 8, 2, 512, 512), (32, 8192, 1, 8, 2, 512, 512), (32, 8192, 4, 8, 1, 0, 1024), (32, 8192, 9, 8, 1, 0, 1024), (32, 8192, 4, 8, 2, 512, 512), (32, 8192, 9, 8, 2, 512, 512),
     ):  # fmt: skip
         p = make_problem(
             q_lens=[q_len] * batch, kv_lens=[context] * batch, heads=h, kv_heads=g, window=window, extent=extent
@@ -87,7 +121,7 @@ def tune_decode(results):
         work = DecodeWorkspace.allocate(
             p.q.device, max_requests=batch, num_kv_heads=g, max_rows=h // g * q_len, head_dim=128
         )
-        for row in decode_configs():
+        for row in decode_configs(q_len):
             name = f"decode b{batch} c{context} q{q_len} {h}/{g} w{window}"
             _measure(
                 results, name, row, lambda f: time_graph(f, calls=10, repeats=5),
@@ -96,14 +130,18 @@ def tune_decode(results):
 
 
 def main():
-    what = sys.argv[2:] or ["prefill", "decode"]
+    global SHARD
+    what = [x for x in sys.argv[2:] if "/" not in x] or ["prefill", "decode"]
+    for x in sys.argv[2:]:
+        if "/" in x:
+            SHARD = tuple(int(n) for n in x.split("/"))
     results = []
     for name, tune in (("prefill", tune_prefill), ("decode", tune_decode)):
         if name in what:
             tune(results)
     for case in dict.fromkeys(r["case"] for r in results):
         rows = sorted((r for r in results if r["case"] == case and "p50_us" in r), key=lambda r: r["p50_us"])
-        for r in rows[:4]:
+        for r in rows[:6]:
             print(case, r["p50_us"], {k: v for k, v in r.items() if not k.endswith("_us") and k != "case"})
         failed = [r for r in results if r["case"] == case and "message" in r]
         if failed:

@@ -1,0 +1,445 @@
+"""Decode and verify (1 to 16 query tokens a request) over paged K/V, split along the keys.
+
+The query heads of one K/V head and the request's tokens form the rows of one tile. A request's keys are cut into splits
+of a fixed length (a multiple of SPLIT that depends on its own length only), so its result does not depend on its
+batch mates or on the grid; the program that finishes a request last merges the partial results, always in
+the same order.
+
+The relative bias needs no buffer. All rows of token j share one position p_j, so
+
+    bias[(j, head), n] = r[j, head, :] . Prev[:, n + (E - 1 - p_j)]       Prev = P reversed
+
+is a product with a contiguous slice of Prev. Slices start at a multiple of 8 in one of the eight shifted copies of the
+table. For several tokens the features are laid out block-diagonally, [rows, tokens * R], against the stacked slices
+[tokens * R, keys]: one matrix product again, four tokens at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernel_base.arch import Arch
+from kernel_base.tuning import TuningRow
+from triton_attn.checks import check_paged, request_arch
+from triton_attn.prefill import MOD_RELATIVE, mod_facts
+from triton_attn.score_mod import PROFILE_PAD, RelativeBias, ScoreMod
+from triton_attn.tiles import LOG2E, load_rows, softmax_step, visible_keys
+from triton_attn.tuning import DECODE
+
+MAX_VERIFY_TOKENS = 16
+
+
+@triton.jit
+def _features(
+    r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, chunk, stride_r_t, stride_r_h,
+    D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """[rows, TOKENS * BLOCK_R]: r of the row's token in the columns of that token, 0 elsewhere; TOKENS from `chunk`."""
+    cols = tl.arange(0, TOKENS * BLOCK_R)
+    mine = (cols // BLOCK_R + chunk)[None, :] == row_token[:, None]
+    ptrs = r_ptr + (token0 + row_token)[:, None] * stride_r_t + row_head[:, None] * stride_r_h + (cols % BLOCK_R)[None, :]
+    return tl.load(ptrs, mask=mine & mask_rows[:, None] & (cols % BLOCK_R < D_REL)[None, :], other=0.0)
+
+
+@triton.jit
+def _slices(
+    table_ptr, n0, offs_n, q_start, q_len, chunk, stride_table_s, stride_table_r,
+    EXTENT: tl.constexpr, PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """[TOKENS * BLOCK_R, keys]: the slice of the reversed profile that each token of the chunk sees at this key tile."""
+    rows = tl.arange(0, TOKENS * BLOCK_R)
+    token = rows // BLOCK_R + chunk
+    base = EXTENT - 1 - q_start - token
+    shift = (-base) & 7
+    # One 64-byte-aligned start per row; the hint says that eight neighbours in a row are one load.
+    start = tl.multiple_of(shift * stride_table_s + (rows % BLOCK_R) * stride_table_r + base + shift + PAD, 8)
+    return tl.load(table_ptr + start[:, None] + (n0 + offs_n)[None, :], mask=(token < q_len)[:, None], other=0.0)
+
+
+@triton.jit
+def _tile(
+    acc, l, m, q, features0, features1, features2, features3, tau, n0, q_pos, q_token, row_head, k_ptr, v_ptr, page_row_ptr, table_ptr, aux,
+    offs_n, offs_d, first_key, end_key, q_start, q_len, stride_k_p, stride_k_t, stride_v_p, stride_v_t, stride_table_s,
+    stride_table_r, softmax_scale,
+    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, EXTENT: tl.constexpr,
+    PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    n0 = tl.multiple_of(n0, BLOCK_N)
+    n = n0 + offs_n
+    k = load_rows(
+        k_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, MASKED, PAGE_SIZE, BLOCK_N,
+        HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MOD == 1:
+        s = SCORE_MOD(s * softmax_scale, q_pos[:, None], n[None, :], q_token[:, None], row_head[:, None], aux) * LOG2E
+    else:
+        s = s * (softmax_scale * LOG2E)
+    if MOD == 2:
+        p = _slices(
+            table_ptr, n0, offs_n, q_start, q_len, 0, stride_table_s, stride_table_r, EXTENT, PAD, BLOCK_R, TOKENS
+        )
+        bias = tl.dot(features0, p, input_precision="ieee")
+        if CHUNKS > 1:
+            p = _slices(
+                table_ptr, n0, offs_n, q_start, q_len, TOKENS, stride_table_s, stride_table_r, EXTENT, PAD, BLOCK_R, TOKENS
+            )
+            bias = tl.dot(features1, p, bias, input_precision="ieee")
+        if CHUNKS > 2:
+            p = _slices(
+                table_ptr, n0, offs_n, q_start, q_len, 2 * TOKENS, stride_table_s, stride_table_r, EXTENT, PAD, BLOCK_R, TOKENS
+            )
+            bias = tl.dot(features2, p, bias, input_precision="ieee")
+        if CHUNKS > 3:
+            p = _slices(
+                table_ptr, n0, offs_n, q_start, q_len, 3 * TOKENS, stride_table_s, stride_table_r, EXTENT, PAD, BLOCK_R, TOKENS
+            )
+            bias = tl.dot(features3, p, bias, input_precision="ieee")
+        s += bias * tau[:, None]
+    if MASKED:
+        s = tl.where(visible_keys(q_pos, n, end_key, WINDOW), s, float("-inf"))
+    v = load_rows(
+        v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t, MASKED, PAGE_SIZE, BLOCK_N,
+        HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
+    return softmax_step(acc, l, m, s, v)
+
+
+@triton.jit
+def _store_rows(
+    out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h,
+    H: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    # A row without a single visible key (padding, or a masking mod) is 0, never NaN.
+    acc = acc / tl.where(l > 0, l, 1.0)[:, None]
+    ptrs = out_ptr + q_token[:, None] * stride_out_t + row_head[:, None] * stride_out_h + offs_d[None, :]
+    tl.store(ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :])
+    if lse_ptr is not None:
+        lse = tl.where(l > 0, m + tl.log2(l), float("-inf")) / LOG2E
+        tl.store(lse_ptr + q_token * H + row_head, lse, mask=mask_rows)
+
+
+@triton.jit
+def _decode_kernel(
+    out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, kv_len_ptr, r_ptr, table_ptr,
+    tau_ptr, aux, partial_ptr, partial_lm_ptr, ticket_ptr, stride_out_t, stride_out_h, stride_q_t, stride_q_h,
+    stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t, stride_v_g, stride_page_b, stride_r_t, stride_r_h,
+    stride_table_s, stride_table_r, softmax_scale,
+    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, EXTENT: tl.constexpr, PAD: tl.constexpr, WINDOW: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    program, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_len = tl.load(kv_len_ptr + request)
+    if cu_seqlens_q_ptr is None:
+        token0 = request.to(tl.int64)
+        q_len = 1
+    else:
+        token0 = tl.load(cu_seqlens_q_ptr + request).to(tl.int64)
+        q_len = (tl.load(cu_seqlens_q_ptr + request + 1) - token0).to(tl.int32)
+    q_start = kv_len - q_len
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(q_start - WINDOW + 1, 0)
+    # The length of a split grows with the request's own length, so that their number stays bounded.
+    split = SPLIT * tl.maximum(tl.cdiv(kv_len - first_key, SPLIT * (MAX_SPLITS - 1)), 1)
+    first_split = first_key // split
+    splits = tl.maximum(tl.cdiv(kv_len, split) - first_split, 1)
+    if (program >= splits) | (q_len <= 0):
+        return
+
+    offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    rows = tl.arange(0, BLOCK_ROWS)
+    row_token, row_head = rows // GROUP, kv_head * GROUP + rows % GROUP
+    mask_rows = row_token < q_len
+    q_token = token0 + row_token
+    q_pos = q_start + row_token
+    q_ptrs = q_ptr + q_token[:, None] * stride_q_t + row_head[:, None] * stride_q_h + offs_d[None, :]
+    q = tl.load(q_ptrs, mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
+    tau = tl.full([BLOCK_ROWS], LOG2E, tl.float32)
+    f0 = q
+    f1 = q
+    f2 = q
+    f3 = q
+    if MOD == 2:
+        if tau_ptr is not None:
+            tau = tl.load(tau_ptr + q_token, mask=mask_rows, other=0.0) * LOG2E
+        f0 = _features(r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, 0, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+        if CHUNKS > 1:
+            f1 = _features(r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+        if CHUNKS > 2:
+            f2 = _features(r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, 2 * TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+        if CHUNKS > 3:
+            f3 = _features(r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, 3 * TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+    page_row_ptr = page_table_ptr + request.to(tl.int64) * stride_page_b - tl.load(first_page_ptr + request)
+    k_head_ptr = k_ptr + kv_head * stride_k_g
+    v_head_ptr = v_ptr + kv_head * stride_v_g
+    pair = request.to(tl.int64) * tl.num_programs(1) + kv_head
+    programs = tl.minimum(tl.num_programs(0), splits)
+
+    for index in range(program, splits, programs):
+        acc = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
+        l = tl.zeros([BLOCK_ROWS], tl.float32)
+        m = tl.full([BLOCK_ROWS], -1e30, tl.float32)
+        begin = tl.maximum((first_split + index) * split, first_key // BLOCK_N * BLOCK_N)
+        end = tl.minimum((first_split + index + 1) * split, kv_len)
+        # Tiles wholly visible to every row, and (with a modification) wholly beyond its extent.
+        plain_end = (q_start + 1) // BLOCK_N * BLOCK_N
+        if MOD != 0:
+            plain_end = 0
+            if EXTENT > 0:
+                plain_end = tl.maximum(q_start - EXTENT + 1, 0) // BLOCK_N * BLOCK_N
+        plain_end = tl.minimum(tl.maximum(plain_end, begin), tl.maximum(end, begin))
+        if WINDOW == 0 or (MOD != 0 and EXTENT > 0 and EXTENT < WINDOW):
+            for n0 in tl.range(begin, plain_end, BLOCK_N, num_stages=STAGES):
+                acc, l, m = _tile(
+                    acc, l, m, q, f0, f1, f2, f3, tau, n0, q_pos, q_token, row_head, k_head_ptr, v_head_ptr, page_row_ptr, table_ptr, aux,
+                    offs_n, offs_d, first_key, end, q_start, q_len, stride_k_p, stride_k_t, stride_v_p, stride_v_t,
+                    stride_table_s, stride_table_r, softmax_scale, 0, SCORE_MOD, WINDOW > 0, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, CHUNKS,
+                    PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
+                )  # fmt: skip
+        else:
+            plain_end = begin
+        for n0 in tl.range(plain_end, end, BLOCK_N, num_stages=STAGES):
+            acc, l, m = _tile(
+                acc, l, m, q, f0, f1, f2, f3, tau, n0, q_pos, q_token, row_head, k_head_ptr, v_head_ptr, page_row_ptr, table_ptr, aux, offs_n,
+                offs_d, first_key, end, q_start, q_len, stride_k_p, stride_k_t, stride_v_p, stride_v_t, stride_table_s,
+                stride_table_r, softmax_scale, MOD, SCORE_MOD, True, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, CHUNKS, PAGE_SIZE, BLOCK_N,
+                HEAD_DIM, BLOCK_D,
+            )  # fmt: skip
+        if splits == 1:
+            _store_rows(
+                out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
+            )
+        else:
+            slot = (pair * MAX_SPLITS + index) * BLOCK_ROWS
+            tl.store(partial_ptr + slot * BLOCK_D + rows[:, None] * BLOCK_D + offs_d[None, :], acc, mask=mask_rows[:, None])
+            tl.store(partial_lm_ptr + slot * 2 + rows, l, mask=mask_rows)
+            tl.store(partial_lm_ptr + slot * 2 + BLOCK_ROWS + rows, m, mask=mask_rows)
+    if splits == 1:
+        return
+
+    # The last program of this request and K/V head merges. The barrier puts every wave's stores before the ticket.
+    tl.debug_barrier()
+    ticket = tl.atomic_add(ticket_ptr + pair, 1, sem="acq_rel", scope="gpu")
+    if ticket < programs - 1:
+        return
+    tl.debug_barrier()
+    tl.store(ticket_ptr + pair, 0)
+    base = pair * MAX_SPLITS * BLOCK_ROWS
+    offs_s = tl.arange(0, MAX_SPLITS)
+    lm_ptrs = partial_lm_ptr + base * 2 + offs_s[:, None] * (2 * BLOCK_ROWS) + rows[None, :]
+    mask_s = (offs_s < splits)[:, None] & mask_rows[None, :]
+    m_sr = tl.load(lm_ptrs + BLOCK_ROWS, mask=mask_s, other=-1e30, cache_modifier=".cg")
+    l_sr = tl.load(lm_ptrs, mask=mask_s, other=0.0, cache_modifier=".cg")
+    m = tl.max(m_sr, 0)
+    l = tl.sum(l_sr * tl.exp2(m_sr - m[None, :]), 0)
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
+    offs_rd = rows[:, None] * BLOCK_D + offs_d[None, :]
+    for s0 in range(0, splits, MERGE):
+        for j in tl.static_range(MERGE):  # unrolled: the loads of MERGE splits are in flight together
+            at = base + (s0 + j) * BLOCK_ROWS
+            mask_j = mask_rows & (s0 + j < splits)
+            m_j = tl.load(partial_lm_ptr + at * 2 + BLOCK_ROWS + rows, mask=mask_j, other=-1e30, cache_modifier=".cg")
+            part = tl.load(partial_ptr + at * BLOCK_D + offs_rd, mask=mask_j[:, None], other=0.0, cache_modifier=".cg")
+            acc += part * tl.exp2(m_j - m)[:, None]
+    _store_rows(
+        out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeWorkspace:
+    """Partial results and tickets of split-KV. One per stream: calls on the same stream may share it, and a captured
+    graph must keep it alive.
+
+    Attributes:
+        partial: fp32 partial outputs and (l, m) pairs; contents are undefined between calls.
+        tickets: int32, zero between calls (the kernel leaves them so).
+    """
+
+    partial: torch.Tensor
+    tickets: torch.Tensor
+
+    @staticmethod
+    def allocate(
+        device: torch.device, *, max_requests: int, num_kv_heads: int, max_rows: int, head_dim: int, arch: Arch | str | None = None
+    ) -> DecodeWorkspace:
+        """Enough for batches of `max_requests` whose tiles have `max_rows` rows (h / g times the most query tokens)."""
+        pairs = max_requests * num_kv_heads
+        rows = max(16, triton.next_power_of_2(max_rows))
+        size = pairs * MAX_SPLITS * rows * (triton.next_power_of_2(head_dim) + 2)
+        return DecodeWorkspace(
+            partial=torch.empty(size, dtype=torch.float32, device=device),
+            tickets=torch.zeros(pairs, dtype=torch.int32, device=device),
+        )
+
+
+# Splits a request has at most; the merge reads their (l, m) at once.
+MAX_SPLITS = 128
+
+
+def attention_decode(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    *,
+    page_table: torch.Tensor,
+    first_page: torch.Tensor,
+    kv_len: torch.Tensor,
+    max_kv_len: int,
+    softmax_scale: float,
+    window: int = 0,
+    score_mod: ScoreMod | RelativeBias | None = None,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    workspace: DecodeWorkspace | None = None,
+    arch: Arch | str | None = None,
+    row: TuningRow | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one query token a request, at position kv_len - 1, which sees itself and what is before it.
+
+    One launch, no host synchronisation, capturable. A request's result does not depend on the other requests,
+    on max_kv_len or on the grid. Arguments as in `attention_prefill`, except:
+
+    Args:
+        q: [B, h, D], row b belongs to request b.
+        kv_len: [B] int32, keys of the request, the current token included; 0 = a padded row (output 0).
+        max_kv_len: host bound on kv_len: sizes the grid, never the result.
+        workspace: split-KV memory; None allocates (and zeroes) one, which costs another small launch.
+    Returns: out [B, h, D], or (out, lse [B, h]).
+    Raises: ValueError: as `attention_prefill`; a workspace that is too small.
+    """
+    return _launch(
+        "attention_decode", q, k_pages, v_pages, page_table, first_page, None, kv_len, max_kv_len, 1, softmax_scale,
+        window, score_mod, out, return_lse, workspace, arch, row,
+    )  # fmt: skip
+
+
+def attention_verify(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    *,
+    page_table: torch.Tensor,
+    first_page: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    kv_len: torch.Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    softmax_scale: float,
+    window: int = 0,
+    score_mod: ScoreMod | RelativeBias | None = None,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    workspace: DecodeWorkspace | None = None,
+    arch: Arch | str | None = None,
+    row: TuningRow | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a few query tokens a request (drafts under verification), split along the keys like decode.
+
+    Arguments as in `attention_decode`, except:
+
+    Args:
+        q: [T, h, D]; request b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1, at positions kv_len - q_len ...
+        cu_seqlens_q: [B + 1] int32; requests may have 0 to max_q_len tokens.
+        max_q_len: host bound on the tokens of a request, 1 to 16.
+    Raises: ValueError: as `attention_decode`; max_q_len out of range.
+    """
+    if not 1 <= max_q_len <= MAX_VERIFY_TOKENS:
+        raise ValueError(
+            f"attention_verify: max_q_len is {max_q_len}; wanted 1 to {MAX_VERIFY_TOKENS} (longer chunks: attention_prefill)"
+        )
+    if cu_seqlens_q.shape != (kv_len.shape[0] + 1,) or cu_seqlens_q.dtype != torch.int32:
+        raise ValueError(
+            f"attention_verify: cu_seqlens_q is {tuple(cu_seqlens_q.shape)} {cu_seqlens_q.dtype}; wanted "
+            f"({kv_len.shape[0] + 1},) torch.int32"
+        )
+    return _launch(
+        "attention_verify", q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len, max_kv_len, max_q_len,
+        softmax_scale, window, score_mod, out, return_lse, workspace, arch, row,
+    )  # fmt: skip
+
+
+def _launch(
+    name, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len, max_kv_len, max_q_len, softmax_scale, window,
+    score_mod, out, return_lse, workspace, arch, row,
+):  # fmt: skip
+    T, h, D = q.shape
+    B, g, group = kv_len.shape[0], k_pages.shape[2], h // k_pages.shape[2]
+    arch = request_arch(arch, q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    check_paged(name, q, k_pages, v_pages, page_table, first_page, kv_len, window, score_mod, out)
+    if cu_seqlens_q is None and T != B:
+        raise ValueError(f"{name}: q has {T} rows for {B} requests; wanted one row a request")
+    lse = torch.empty(T, h, dtype=torch.float32, device=q.device) if return_lse else None
+    if T == 0 or B == 0:
+        return (out, lse) if return_lse else out
+    mod, extent = mod_facts(score_mod, window)
+    if mod == MOD_RELATIVE:
+        extent = score_mod.extent
+    block_rows = max(16, triton.next_power_of_2(group * max_q_len))
+    row = row or DECODE.select(
+        arch.name, head_dim=D, window=window, rows=block_rows, bits=q.element_size() * 8, relative=mod == MOD_RELATIVE
+    )
+    tokens = 1 if max_q_len == 1 else 2 if max_q_len == 2 else 4
+    workspace = workspace or DecodeWorkspace.allocate(
+        q.device, max_requests=B, num_kv_heads=g, max_rows=block_rows, head_dim=D
+    )
+    block_d = triton.next_power_of_2(D)
+    pairs = B * g
+    lm_at = pairs * MAX_SPLITS * block_rows * block_d
+    if workspace.tickets.numel() < pairs or workspace.partial.numel() < lm_at + pairs * MAX_SPLITS * block_rows * 2:
+        raise ValueError(
+            f"{name}: the workspace holds {workspace.tickets.numel()} request-head pairs and {workspace.partial.numel()} "
+            f"fp32; {pairs} pairs of {block_rows} rows are needed (DecodeWorkspace.allocate with this batch's bounds)"
+        )
+    span = min(max_kv_len, window + max_q_len) if window else max_kv_len
+    most_splits = min(triton.cdiv(span, row.constexprs["SPLIT"]) + (1 if window else 0), MAX_SPLITS)
+    # Enough programs to fill the GPU a few times over; each walks its splits with that stride.
+    enough = max(32, triton.cdiv(8 * arch.compute_units, pairs))
+    relative = score_mod if isinstance(score_mod, RelativeBias) else None
+    _decode_kernel[(min(most_splits, enough), g, B)](
+        out, lse, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len,
+        relative.r if relative else None,
+        relative.profile.table if relative else None,
+        relative.tau if relative else None,
+        score_mod.aux if isinstance(score_mod, ScoreMod) else (),
+        workspace.partial, workspace.partial[lm_at:], workspace.tickets,
+        out.stride(0), out.stride(1), q.stride(0), q.stride(1),
+        k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
+        v_pages.stride(0), v_pages.stride(1), v_pages.stride(2),
+        page_table.stride(0),
+        relative.r.stride(0) if relative else 0,
+        relative.r.stride(1) if relative else 0,
+        relative.profile.table.stride(0) if relative else 0,
+        relative.profile.table.stride(1) if relative else 0,
+        softmax_scale,
+        MOD=mod,
+        SCORE_MOD=score_mod.fn if isinstance(score_mod, ScoreMod) else None,
+        EXTENT=extent,
+        PAD=PROFILE_PAD,
+        WINDOW=window,
+        H=h,
+        GROUP=group,
+        D_REL=relative.r.shape[2] if relative else 1,
+        BLOCK_R=relative.profile.table.shape[1] if relative else 16,
+        TOKENS=tokens,
+        CHUNKS=triton.cdiv(max_q_len, tokens),
+        BLOCK_ROWS=block_rows,
+        PAGE_SIZE=k_pages.shape[1],
+        HEAD_DIM=D,
+        BLOCK_D=block_d,
+        MAX_SPLITS=MAX_SPLITS,
+        MERGE=max(1, 128 // block_rows),
+        **row.constexprs,
+        **row.options,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
