@@ -109,7 +109,6 @@ class Scheduler:
             else:
                 self.waiting.popleft()
             sequence.slot = self.rings.take()
-            sequence.computed = 0
             insort(self.running, sequence, key=_by_order)
 
     def _fits(self, sequence: Sequence) -> bool:
