@@ -35,7 +35,7 @@ MAX_VERIFY_TOKENS = 16
 
 @triton.jit
 def _features(
-    r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, chunk, stride_r_t, stride_r_h,
+    r_ptr, token0, row_token, row_head, mask_rows, chunk, stride_r_t, stride_r_h,
     D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """[rows, TOKENS * BLOCK_R]: r of the row's token in the columns of that token, 0 elsewhere; TOKENS from `chunk`."""
@@ -134,33 +134,24 @@ def _decode_kernel(
     H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_len = tl.load(kv_len_ptr + request)
+    first_page = tl.load(first_page_ptr + request)
     if cu_seqlens_q_ptr is None:
         token0 = request.to(tl.int64)
         q_len = 1
     else:
         token0 = tl.load(cu_seqlens_q_ptr + request).to(tl.int64)
         q_len = (tl.load(cu_seqlens_q_ptr + request + 1) - token0).to(tl.int32)
-    q_start = kv_len - q_len
-    first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(q_start - WINDOW + 1, 0)
-    # The length of a split grows with the request's own length, so that their number stays bounded.
-    split = SPLIT * tl.maximum(tl.cdiv(kv_len - first_key, SPLIT * (MAX_SPLITS - 1)), 1)
-    first_split = first_key // split
-    splits = tl.maximum(tl.cdiv(kv_len, split) - first_split, 1)
-    if (program >= splits) | (q_len <= 0):
-        return
-
+    # Everything that does not need the length is loaded before the first branch on it.
     offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     rows = tl.arange(0, BLOCK_ROWS)
     row_token, row_head = rows // GROUP, kv_head * GROUP + rows % GROUP
     mask_rows = row_token < q_len
     q_token = token0 + row_token
-    q_pos = q_start + row_token
     q_ptrs = q_ptr + q_token[:, None] * stride_q_t + row_head[:, None] * stride_q_h + offs_d[None, :]
     q = tl.load(q_ptrs, mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
     tau = tl.full([BLOCK_ROWS], LOG2E, tl.float32)
@@ -171,14 +162,26 @@ def _decode_kernel(
     if MOD == 2:
         if tau_ptr is not None:
             tau = tl.load(tau_ptr + q_token, mask=mask_rows, other=0.0) * LOG2E
-        f0 = _features(r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, 0, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+        f0 = _features(r_ptr, token0, row_token, row_head, mask_rows, 0, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
         if CHUNKS > 1:
-            f1 = _features(r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+            f1 = _features(r_ptr, token0, row_token, row_head, mask_rows, TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
         if CHUNKS > 2:
-            f2 = _features(r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, 2 * TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+            f2 = _features(r_ptr, token0, row_token, row_head, mask_rows, 2 * TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
         if CHUNKS > 3:
-            f3 = _features(r_ptr, tau_ptr, token0, row_token, row_head, mask_rows, 3 * TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
-    page_row_ptr = page_table_ptr + request.to(tl.int64) * stride_page_b - tl.load(first_page_ptr + request)
+            f3 = _features(r_ptr, token0, row_token, row_head, mask_rows, 3 * TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+
+    q_start = kv_len - q_len
+    q_pos = q_start + row_token
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(q_start - WINDOW + 1, 0)
+    # The length of a split grows with the request's own length, so that their number stays bounded.
+    split = SPLIT * tl.maximum(tl.cdiv(kv_len - first_key, SPLIT * (MAX_SPLITS - 1)), 1)
+    first_split = first_key // split
+    splits = tl.maximum(tl.cdiv(kv_len, split) - first_split, 1)
+    if (program >= splits) | (q_len <= 0):
+        return
+    page_row_ptr = page_table_ptr + request.to(tl.int64) * stride_page_b - first_page
     k_head_ptr = k_ptr + kv_head * stride_k_g
     v_head_ptr = v_ptr + kv_head * stride_v_g
     pair = request.to(tl.int64) * tl.num_programs(1) + kv_head
@@ -234,24 +237,27 @@ def _decode_kernel(
     tl.debug_barrier()
     tl.store(ticket_ptr + pair, 0)
     base = pair * MAX_SPLITS * BLOCK_ROWS
+    out_rows = tl.arange(0, MERGE_ROWS)  # the tile's rows without its padding to 16
+    row_token, row_head = out_rows // GROUP, kv_head * GROUP + out_rows % GROUP
+    mask_rows = row_token < q_len
     offs_s = tl.arange(0, MAX_SPLITS)
-    lm_ptrs = partial_lm_ptr + base * 2 + offs_s[:, None] * (2 * BLOCK_ROWS) + rows[None, :]
+    lm_ptrs = partial_lm_ptr + base * 2 + offs_s[:, None] * (2 * BLOCK_ROWS) + out_rows[None, :]
     mask_s = (offs_s < splits)[:, None] & mask_rows[None, :]
     m_sr = tl.load(lm_ptrs + BLOCK_ROWS, mask=mask_s, other=-1e30, cache_modifier=".cg")
     l_sr = tl.load(lm_ptrs, mask=mask_s, other=0.0, cache_modifier=".cg")
     m = tl.max(m_sr, 0)
     l = tl.sum(l_sr * tl.exp2(m_sr - m[None, :]), 0)
-    acc = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
-    offs_rd = rows[:, None] * BLOCK_D + offs_d[None, :]
+    acc = tl.zeros([MERGE_ROWS, BLOCK_D], tl.float32)
+    offs_rd = out_rows[:, None] * BLOCK_D + offs_d[None, :]
     for s0 in range(0, splits, MERGE):
         for j in tl.static_range(MERGE):  # unrolled: the loads of MERGE splits are in flight together
             at = base + (s0 + j) * BLOCK_ROWS
             mask_j = mask_rows & (s0 + j < splits)
-            m_j = tl.load(partial_lm_ptr + at * 2 + BLOCK_ROWS + rows, mask=mask_j, other=-1e30, cache_modifier=".cg")
+            m_j = tl.load(partial_lm_ptr + at * 2 + BLOCK_ROWS + out_rows, mask=mask_j, other=-1e30, cache_modifier=".cg")
             part = tl.load(partial_ptr + at * BLOCK_D + offs_rd, mask=mask_j[:, None], other=0.0, cache_modifier=".cg")
             acc += part * tl.exp2(m_j - m)[:, None]
     _store_rows(
-        out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
+        out_ptr, lse_ptr, acc, l, m, token0 + row_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
     )
 
 
@@ -389,6 +395,7 @@ def _launch(
     row = row or DECODE.select(
         arch.name, head_dim=D, window=window, rows=block_rows, bits=q.element_size() * 8, relative=mod == MOD_RELATIVE
     )
+    merge_rows = triton.next_power_of_2(group * max_q_len)
     tokens = 1 if max_q_len == 1 else 2 if max_q_len == 2 else 4
     workspace = workspace or DecodeWorkspace.allocate(
         q.device, max_requests=B, num_kv_heads=g, max_rows=block_rows, head_dim=D
@@ -438,7 +445,8 @@ def _launch(
         HEAD_DIM=D,
         BLOCK_D=block_d,
         MAX_SPLITS=MAX_SPLITS,
-        MERGE=max(1, 128 // block_rows),
+        MERGE=max(1, min(16, 128 // merge_rows)),
+        MERGE_ROWS=merge_rows,
         **row.constexprs,
         **row.options,
     )  # fmt: skip

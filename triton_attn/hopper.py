@@ -108,23 +108,11 @@ def _produce(
                     v_ptrs = v_ptr + v_row[:, None] + offs_d[None, :]
                 mbarrier.wait(k_free.index(stage), phase ^ 1)
                 async_copy.async_copy_global_to_shared(k_smem.index(stage), k_ptrs, mask=mask)
-                async_copy.commit_group()
+                async_copy.mbarrier_arrive(k_ready.index(stage), increment_count=False)
                 mbarrier.wait(v_free.index(stage), phase ^ 1)
                 async_copy.async_copy_global_to_shared(v_smem.index(stage), v_ptrs, mask=mask)
-                async_copy.commit_group()
-                if back > 0:
-                    _hand_over(2, count - 1, k_ready, v_ready, STAGES)
+                async_copy.mbarrier_arrive(v_ready.index(stage), increment_count=False)
                 count += 1
-            _hand_over(0, count - 1, k_ready, v_ready, STAGES)
-
-
-@gluon.jit
-def _hand_over(in_flight: gl.constexpr, count, k_ready, v_ready, STAGES: gl.constexpr):
-    """Tile `count` has landed once at most `in_flight` later copies are pending: show it to the tensor cores."""
-    async_copy.wait_group(in_flight)
-    fence_async_shared()
-    mbarrier.arrive(k_ready.index(count % STAGES), count=1)
-    mbarrier.arrive(v_ready.index(count % STAGES), count=1)
 
 
 @gluon.jit
@@ -374,8 +362,9 @@ def _hopper_prefill_kernel(
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(stage), count=1)
-        mbarrier.init(v_ready.index(stage), count=1)
+        # Every producer thread arrives once its own copies have landed; each consumer group arrives once.
+        mbarrier.init(k_ready.index(stage), count=128)
+        mbarrier.init(v_ready.index(stage), count=128)
         mbarrier.init(k_free.index(stage), count=2)
         mbarrier.init(v_free.index(stage), count=2)
     qk_scale = softmax_scale * LOG2E
@@ -401,7 +390,7 @@ def _hopper_prefill_kernel(
             )),
         ],
         [4, 4],
-        [224, 56],
+        [216, 72],
     )  # fmt: skip
 
 

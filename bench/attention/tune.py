@@ -39,8 +39,9 @@ def prefill_configs():
     for variant, m, n, stages, warps in (
         ("hopper", 128, 64, 3, 4),
         ("hopper", 128, 64, 4, 4),
-        ("triton", 64, 64, 5, 4),
-        ("triton", 128, 128, 4, 8),
+        ("hopper", 128, 64, 6, 4),
+        ("hopper", 128, 128, 2, 4),
+        ("triton", 64, 64, 3, 4),
     ):
         constexprs = {"VARIANT": variant, "BLOCK_M": m, "BLOCK_N": n, "STAGES": stages}
         yield _row(constexprs, {"num_warps": warps})
@@ -49,8 +50,7 @@ def prefill_configs():
 def writer_configs():
     """Of the kernel that writes the strided profile: (rows / 8, columns a program, columns a step, stages, warps)."""
     for rows, columns, step, stages, warps in (
-        (64, 512, 128, 2, 4), (64, 512, 128, 3, 4), (64, 2048, 128, 3, 4), (64, 256, 256, 1, 4), (64, 128, 128, 1, 4),
-        (128, 256, 128, 2, 4), (128, 128, 128, 1, 8), (32, 512, 256, 2, 4), (64, 64, 64, 1, 4), (64, 256, 64, 2, 4),
+        (32, 512, 256, 2, 4), (16, 512, 256, 2, 4), (32, 2048, 256, 3, 4), (32, 512, 512, 1, 8), (64, 512, 256, 2, 8),
     ):  # fmt: skip
         constexprs = {"ROWS": rows, "COLUMNS": columns, "BLOCK_C": step, "STAGES": stages}
         yield _row(constexprs, {"num_warps": warps})
@@ -58,12 +58,14 @@ def writer_configs():
 
 def decode_configs(q_len):
     if q_len > 1:
-        tiles = itertools.product((32, 64), (256, 512), (4, 8), (3, 5))
+        tiles = [
+            *itertools.product((64,), (256, 512), (4,), (3, 5)),
+            *itertools.product((32, 64, 128), (512,), (8,), (3, 5)),
+        ]
     else:
         tiles = [
-            *itertools.product((64,), (128, 256, 512), (4,), (3, 5, 7)),
-            *itertools.product((32,), (128, 256), (4,), (5, 9)),
-            *itertools.product((128,), (256, 512), (4, 8), (5,)),
+            *itertools.product((64,), (128, 256, 512), (2, 4), (3, 5)),
+            *itertools.product((32,), (256, 512), (2, 4), (5, 7)),
         ]
     for n, split, warps, stages in tiles:
         yield _row({"BLOCK_N": n, "SPLIT": split, "STAGES": stages}, {"num_warps": warps})
