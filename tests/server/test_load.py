@@ -126,4 +126,6 @@ async def test_200_at_once_three_times_with_flat_memory(demo):
         assert settled_gauges(demo, before) == before
         gc.collect()
         resident.append(process.memory_info().rss)
-    assert max(resident) - min(resident) < 64 * 2**20, [r >> 20 for r in resident]
+    # One batch's logits are 25 MiB, of which an allocator may keep a few; a leak of half a MiB a
+    # request would be 200 MiB.
+    assert resident[-1] - resident[0] < 100 * 2**20, [r >> 20 for r in resident]
