@@ -2,7 +2,8 @@
 
     python bench/emulator_speed.py --out bench/results/emulator_cpu_2026-11-30.jsonl --label after
 
-One JSON line per kernel. Compilation is excluded: every kernel runs once before it is timed.
+One JSON line per kernel. CPU time of the process, which other work on the machine disturbs least.
+Compilation is excluded: every kernel runs once before it is timed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ CASES = {
 
 
 def measure(name: str, arch: str, repeats: int) -> dict:
-    """Executed wave instructions and the median wall time of one launch set."""
+    """Executed wave instructions and the median CPU time of one launch set."""
     run = CASES[name]()
     with emulate(arch, counters=True) as driver:
         run()
@@ -86,16 +87,16 @@ def measure(name: str, arch: str, repeats: int) -> dict:
     with emulate(arch):
         run()
         for _ in range(repeats):
-            start = time.perf_counter()
+            start = time.process_time()
             run()
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
     median = float(np.median(times))
     return {
         "case": name,
         "arch": arch,
         "wave_instructions": instructions,
-        "seconds_p50": round(median, 4),
-        "wave_instructions_per_s": round(instructions / median),
+        "cpu_seconds_p50": round(median, 4),
+        "wave_instructions_per_cpu_s": round(instructions / median),
     }
 
 
@@ -130,7 +131,7 @@ def main() -> None:
                     "versions": versions,
                     **measure(name, arch, args.repeats),
                 }
-                print(row["label"], row["arch"], row["case"], row["wave_instructions_per_s"])
+                print(row["label"], row["arch"], row["case"], row["wave_instructions_per_cpu_s"])
                 out.write(json.dumps(row) + "\n")
 
 

@@ -45,7 +45,10 @@ class Launch:
 
 
 class Kernel:
-    """A compiled kernel; decoded instructions are cached across launches."""
+    """A compiled kernel; decoded instructions are cached across launches.
+
+    After a run `races` counts the LDS races found, `hits` how often each instruction was executed.
+    """
 
     def __init__(self, asm: str, arch: str) -> None:
         if arch not in ("gfx942", "gfx950"):
@@ -65,6 +68,7 @@ class Kernel:
             if inst.mnemonic == "s_waitcnt":
                 self.meeting_points[pc + 1] = True
         self.races: Counter[str] = Counter()
+        self.hits: list[int] = []
 
     def static(self, shared: int, num_warps: int) -> StaticInfo:
         """Registers, spills, LDS and occupancy."""
@@ -91,7 +95,7 @@ class Kernel:
             num_warps: waves of 64 lanes per workgroup.
             regions: further accessible arrays.
             lazy: complete a memory operation only when an s_waitcnt forces it.
-            races: find LDS races (left in `self.races`) and reads of unwritten LDS.
+            races: find LDS races and reads of unwritten LDS.
             counters: accumulates what was executed.
 
         Raises: EmuError: see the package's documentation; it names kernel, line and instruction.
@@ -102,6 +106,7 @@ class Kernel:
         launch = Launch(self, memory, kernarg.ctypes.data, shared, lazy, races, counters)
         waves = Wave(launch, range(num_warps))
         self.races = launch.lds.races.found if launch.lds.races else Counter()
+        self.hits = launch.hits
         with np.errstate(all="ignore"):
             for z, y, x in itertools.product(*(range(n) for n in reversed(size))):
                 waves.reset((x, y, z))

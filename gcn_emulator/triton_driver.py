@@ -18,7 +18,7 @@ from gcn_emulator.formats import EmuError
 from gcn_emulator.kernel import Kernel
 
 _ASM_BY_HASH: dict[str, str] = {}
-_KERNELS: dict[tuple[str, str], Kernel] = {}
+_KERNELS: dict[tuple[str, str], Kernel] = {}  # by KernelKey
 
 
 def _remember_asm() -> None:
@@ -40,6 +40,14 @@ def storage_bytes(tensor: torch.Tensor) -> np.ndarray:
     return torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
 
 
+KernelKey = tuple[str, str]  # Triton's hash of the compiled kernel, architecture
+
+
+def assembly(key: KernelKey) -> str:
+    """The assembly of a kernel that has been compiled in this process."""
+    return _ASM_BY_HASH[key[0]]
+
+
 @dataclass
 class LaunchRecord:
     """What one launch did."""
@@ -48,6 +56,7 @@ class LaunchRecord:
     grid: tuple[int, int, int]
     static: StaticInfo
     counters: Counters | None
+    key: KernelKey
 
 
 class _Utils:
@@ -151,7 +160,8 @@ class EmulatorDriver:
             grid, values, meta.shared, meta.num_warps, regions=regions, lazy=self.lazy,
             races=self.races, counters=counters,
         )  # fmt: skip
-        self.records.append(LaunchRecord(meta.name, grid, static, counters))
+        key = (meta.hash, meta.target.arch)
+        self.records.append(LaunchRecord(meta.name, grid, static, counters, key))
         if kernel.races:
             raise EmuError(f"LDS race in {meta.name}: {dict(kernel.races)}")
 

@@ -122,6 +122,11 @@ TABLE: dict[str, tuple[str, str, Callable[..., Array]]] = {
         "uu",
         lambda a, b: ((u24(a).astype(U64) * u24(b)) >> U64(32)).astype(U32),
     ),
+    "mul_hi_i32_i24": (
+        "i",
+        "ii",
+        lambda a, b: ((i24(a).astype(I64) * i24(b)) >> I64(32)).astype(I32),
+    ),
     "mad_u32_u24": ("u", "uuu", lambda a, b, c: u24(a) * u24(b) + c),
     "mad_i32_i24": ("i", "iii", lambda a, b, c: i24(a) * i24(b) + c),
     "sad_u8": ("u", "uuu", lambda a, b, c: sad_bytes(a, b) + c),

@@ -23,6 +23,13 @@ def test_fast_subset_covers_most_families():
     assert len(seen) >= len(FAMILIES) - 2
 
 
+def test_seeds_that_found_something():
+    """3038: v_mul_hi_i32_i24 was unknown."""
+    _, problems, mnemonics, _ = compare(3038, 3039)
+    assert not problems, problems
+    assert mnemonics["v_mul_hi_i32_i24_e32"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(100, 1000, 100))
 def test_many(first):

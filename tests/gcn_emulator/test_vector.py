@@ -105,6 +105,7 @@ INTEGER = {
     "v_mul_hi_i32": lambda a, b: S(a) * S(b) >> 32,
     "v_mul_u32_u24_e32": lambda a, b: u24(a) * u24(b),
     "v_mul_i32_i24_e32": lambda a, b: s24(a) * s24(b),
+    "v_mul_hi_i32_i24_e32": lambda a, b: s24(a) * s24(b) >> 32,
     "v_mul_hi_u32_u24_e32": lambda a, b: u24(a) * u24(b) >> 32,
     "v_and_b32_e32": lambda a, b: a & b,
     "v_or_b32_e32": lambda a, b: a | b,
