@@ -28,17 +28,17 @@ def doctor(
 
 def report(model_path: str | None, tp: int) -> tuple[list[str], bool]:
     """(lines to print, whether a model can be served here)."""
-    lines = [f"python      {platform.python_version()} on {platform.platform()}"]
+    lines = [f"python        {platform.python_version()} on {platform.platform()}"]
     for probe in (_torch_lines, _triton_lines, _aiter_lines):
         lines += probe()
     missing = [name for name in _REQUIRED if find_spec(name) is None]
     for name, purpose in _REQUIRED.items():
-        lines.append(f"{name:<11} {'missing' if name in missing else 'present'}: {purpose}")
+        lines.append(f"{name:<13} {'missing' if name in missing else 'present'}: {purpose}")
     if model_path is not None:
         try:
             lines += _memory_lines(model_path, tp)
-        except (ValueError, FileNotFoundError) as error:
-            lines.append(f"model       {error}")
+        except (ValueError, OSError) as error:
+            lines.append(f"model         {error}")
             missing.append("model")
     lines.append("")
     if missing:
@@ -63,9 +63,11 @@ def _torch_lines() -> list[str]:
 
     build = torch.version.hip and f"ROCm {torch.version.hip}"
     build = build or (torch.version.cuda and f"CUDA {torch.version.cuda}") or "CPU only"
-    lines = [f"torch       {torch.__version__} ({build})"]
+    lines = [f"torch         {torch.__version__} ({build})"]
     if not torch.cuda.is_available():
-        lines.append("device      cpu: every op on its torch reference; for tiny models and tests")
+        lines.append(
+            "device        cpu: every op on its torch reference; for tiny models and tests"
+        )
         return lines
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -75,51 +77,51 @@ def _torch_lines() -> list[str]:
             arch = arch_of_device(f"cuda:{index}").name
         except ValueError as error:
             arch = f"unsupported: {error}"
-        lines.append(f"device      cuda:{index} {properties.name}, {memory}, {arch}")
+        lines.append(f"device        cuda:{index} {properties.name}, {memory}, {arch}")
     return lines
 
 
 def _triton_lines() -> list[str]:
     if find_spec("triton") is None:
         return [
-            "triton      missing: no Triton kernels and no `verify`; on ROCm it comes with torch, "
+            "triton        missing: no Triton kernels and no `verify`; on ROCm it comes with torch, "
             "elsewhere pip install 'inkling-rocm[triton]'"
         ]
-    return [f"triton      {version('triton')}"]
+    return [f"triton        {version('triton')}"]
 
 
 def _aiter_lines() -> list[str]:
     try:
-        return [f"aiter       amd-aiter {version('amd-aiter')} (imports only on ROCm)"]
+        return [f"aiter         amd-aiter {version('amd-aiter')} (imports only on ROCm)"]
     except PackageNotFoundError:
         pass
     if find_spec("aiter") is None:
-        return ["aiter       missing: AMD's kernel library, optional (package amd-aiter)"]
+        return ["aiter         missing: AMD's kernel library, optional (package amd-aiter)"]
     try:
         other = f"package aiter {version('aiter')} is an unrelated project: uninstall it"
     except PackageNotFoundError:
         other = "built from source, version unknown"
-    return [f"aiter       {other}"]
+    return [f"aiter         {other}"]
 
 
 def _memory_lines(model_path: str, tp: int) -> list[str]:
     import torch
 
-    from inkling_rocm.checkpoint import resolve_model_path, weight_entries
-    from inkling_rocm.config import load_config
+    from inkling_rocm.checkpoint import weight_entries
+    from inkling_rocm.cli.model_config import config_of
 
-    config = load_config(resolve_model_path(model_path))
+    config = config_of(model_path)
     dtype = getattr(torch, config.dtype)
     needed = sum(
         torch.Size(entry.shape(0, tp)).numel() * entry.kept_dtype(dtype).itemsize
         for entry in weight_entries(config)
         if entry.part == "text"
     )
-    lines = [f"model       {needed / GIB:.1f} GiB of {config.dtype} weights a rank at TP{tp}"]
+    lines = [f"model         {needed / GIB:.1f} GiB of {config.dtype} weights a rank at TP{tp}"]
     if torch.cuda.is_available():
         free = min(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))
         lines.append(
-            f"            {free / GIB:.1f} GiB free on the fullest GPU: "
+            f"              {free / GIB:.1f} GiB free on the fullest GPU: "
             + ("fits" if needed < free else "does not fit; raise --tp")
         )
     return lines

@@ -21,13 +21,12 @@ def ops(
     moe_runner_backend: Annotated[str, typer.Option(help="auto or a variant's name.")] = "auto",
 ) -> None:
     """Print the chosen variant of every op, with every refusal and its reason."""
-    from inkling_rocm.checkpoint import resolve_model_path
-    from inkling_rocm.config import load_config
+    from inkling_rocm.cli.model_config import config_of
     from inkling_rocm.ops.explain import explain
     from kernel_base.arch import arch_named, default_arch
 
     try:
-        config = load_config(resolve_model_path(model_path))
+        config = config_of(model_path)
         resolved = arch_named(arch) if arch else default_arch()
         report = explain(
             config,
@@ -37,7 +36,7 @@ def ops(
             moe_runner_backend=moe_runner_backend,
             tp_size=tp,
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     typer.echo(report)
