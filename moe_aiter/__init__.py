@@ -1,4 +1,5 @@
-"""Shared-sink mixture of experts: gate, routed and shared experts, dense MLP; Triton kernels and aiter calls."""
+"""Shared-sink mixture of experts: gate, routed and shared experts, dense MLP; Triton kernels and
+aiter calls."""
 
 from moe_aiter.dense import dense_mlp
 from moe_aiter.experts import experts

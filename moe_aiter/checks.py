@@ -1,4 +1,5 @@
-"""Argument checks shared by the launchers; host-side facts only, nothing here reads device memory."""
+"""Argument checks shared by the launchers; host-side facts only, nothing here reads device
+memory."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import torch
 from kernel_base.arch import Arch, arch_named, arch_of_device
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Kernels address rows of activations with 32-bit element offsets (weights and partials with 64-bit ones).
+# Kernels address rows of activations with 32-bit element offsets (weights and partials with 64-bit
+# ones).
 MAX_ELEMENTS = 2**31
 
 

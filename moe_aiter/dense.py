@@ -20,10 +20,12 @@ def dense_mlp(
     arch: Arch | str | None = None,
     rows: tuple[TuningRow | None, TuningRow | None] = (None, None),
 ) -> torch.Tensor:
-    """down(silu(x gate^T) * (x up^T)) * global_scale in two launches; the scale enters in fp32 before the inner rounding.
+    """down(silu(x gate^T) * (x up^T)) * global_scale in two launches; the scale enters in fp32
+    before the inner rounding.
 
     Args:
-        x: [T, H]. gate_up: [2I, H], gate rows then up rows. down: [H, I]. All of one dtype. global_scale: fp32 [1].
+        x: [T, H]. gate_up: [2I, H], gate rows then up rows. down: [H, I]. All of one dtype.
+        global_scale: fp32 [1].
     Returns: [T, H] in x's dtype, this rank's partial sum.
     Raises: ValueError: an argument does not fit, or no tuning row.
     """

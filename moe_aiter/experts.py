@@ -1,4 +1,5 @@
-"""The routed and the shared experts of one MoE layer: which kernels run, and the argument checks."""
+"""The routed and the shared experts of one MoE layer: which kernels run, and the argument
+checks."""
 
 from __future__ import annotations
 
@@ -29,14 +30,17 @@ def experts(
     """Run the experts of one rank; no host synchronisation, capturable, bitwise repeatable.
 
     Args:
-        x: [T, H], rows of any pitch. topk_ids: int32 [T, K] contiguous, of the whole model's experts.
+        x: [T, H], rows of any pitch. topk_ids: int32 [T, K] contiguous, of the whole model's
+        experts.
             topk_weights: fp32 [T, K + S], unit last stride.
-        w13: [X, 2I, H], gate rows then up rows. w2: [X, H, I]. shared_w13: [S, 2I, H]. shared_w2: [S, H, I];
+        w13: [X, 2I, H], gate rows then up rows. w2: [X, H, I]. shared_w13: [S, 2I, H]. shared_w2:
+        [S, H, I];
             S may be 0. All of x's dtype, contiguous.
-        first_expert: id of w13[0]: this rank's experts are first_expert .. first_expert + X - 1, and choices of others
-            contribute nothing.
+        first_expert: id of w13[0]: this rank's experts are first_expert .. first_expert + X - 1,
+            and choices of others contribute nothing.
         plan: a row of moe_aiter.tuning.PLAN; None = the table's.
-    Returns: [T, H] in x's dtype, this rank's partial sum. A token's value depends on no other token's.
+    Returns: [T, H] in x's dtype, this rank's partial sum. A token's value depends on no other
+    token's.
     Raises: ValueError: an argument does not fit, or no tuning row.
     """
     op = "experts"
@@ -69,13 +73,16 @@ def experts(
     if T == 0:
         return out
     plan = plan or PLAN.select(arch.name, tokens=T, hidden=H, width=I)
-    by_token = T * K <= min(plan.constexprs["BY_TOKEN_CHOICES"], MAX_CHOICES)
+    most_choices = min(plan.constexprs["BY_TOKEN_CHOICES"], MAX_CHOICES)
     local = {"w13": w13, "w2": w2, "first_expert": first_expert, "out": out, "arch": arch}
-    if by_token:
+    choices = T * K
+    if choices <= most_choices:
         return experts_by_token(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )
-    if S == 0 or T * K // X <= plan.constexprs["FOLD_ROWS"]:
+    fold_rows = plan.constexprs["FOLD_ROWS"]
+    rows_each = choices // X
+    if S == 0 or rows_each <= fold_rows:
         return experts_by_choice(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )

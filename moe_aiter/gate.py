@@ -4,13 +4,14 @@
     ids    = top-K of sigmoid(logit[:X]) + bias                  ties to the lowest id
     weight = softmax(logsigmoid(logit[ids + shared])) * route_scale * global_scale
 
-The router product is split along H in slices of fixed length; each program writes the partial sums of one
-slice and one tile of experts. For few tokens the program that finishes last (an integer ticket) adds the
-slices in order and selects: one launch. For more, a second launch does. The sum's order depends on neither
-which program is last nor on the other tokens.
+The router product is split along H in slices of fixed length; each program writes the partial sums
+of one slice and one tile of experts. For few tokens the program that finishes last (an integer
+ticket) adds the
+slices in order and selects: one launch. For more, a second launch does. The sum's order depends on
+    neither which program is last nor on the other tokens.
 
-logsigmoid(l) = min(l, 0) - log(1 + exp(-|l|)) is finite for any logit, so the weights stay right where all
-sigmoids underflow. bf16 products are exact in fp32; fp32 products use "ieee".
+logsigmoid(l) = min(l, 0) - log(1 + exp(-|l|)) is finite for any logit, so the weights stay right
+where all sigmoids underflow. bf16 products are exact in fp32; fp32 products use "ieee".
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ def _log_sigmoid(x):
 
 @triton.jit
 def _sum_slices(partial_ptr, rows, columns, mask, tokens, outputs, SLICES: tl.constexpr):
-    """Logits at [rows, columns]: the slices' partial sums [slice, token, expert], added in order."""
+    """Logits at [rows, columns]: the slices' partial sums [slice, token, expert], added in
+    order."""
     ptrs = partial_ptr + rows[:, None].to(tl.int64) * outputs + columns[None, :]
     # The programs that wrote these ran on other compute units: read past this one's L1.
     logits = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
-    for s in range(1, SLICES):
+    for _ in range(1, SLICES):
         ptrs += tokens * outputs
         logits += tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
     return logits
@@ -49,7 +51,8 @@ def _sum_slices(partial_ptr, rows, columns, mask, tokens, outputs, SLICES: tl.co
 
 @triton.jit
 def _select(
-    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, t0, tokens, num_experts, route_scale, stride_ids,
+    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, t0, tokens, num_experts, route_scale,
+    stride_ids,
     SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +66,8 @@ def _select(
     bias = tl.load(bias_ptr + x, mask=x < num_experts, other=0.0)
     score = tl.sigmoid(logits) + bias[None, :]
     taken = (x >= num_experts)[None, :] | (t < 0)[:, None]
-    # Column j < K of `chosen` is the logit of the j-th choice, the next S those of the shared experts.
+    # Column j < K of `chosen` is the logit of the j-th choice, the next S those of the shared
+    # experts.
     chosen = tl.zeros([BLOCK_T, BLOCK_W], tl.float32)
     for k in tl.static_range(TOP_K):
         free = tl.where(taken, float("-inf"), score)
@@ -96,7 +100,8 @@ def _select(
 def _router_kernel(
     partial_ptr, ticket_ptr, ids_ptr, weights_ptr, x_ptr, w_ptr, bias_ptr, scale_ptr,
     tokens, num_experts, hidden, route_scale, stride_x, stride_ids,
-    SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr, EVEN_K: tl.constexpr,
+    SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr, EVEN_K:
+    tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
@@ -107,16 +112,17 @@ def _router_kernel(
     offs_k = tl.arange(0, BLOCK_K)
     mask_t, mask_n = t < tokens, n < outputs
     x_ptrs = x_ptr + h0 + (t[:, None] * stride_x + offs_k[None, :])
-    w_ptrs = w_ptr + h0 + (n[None, :] * hidden + offs_k[:, None])
+    # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
+    w_ptrs = w_ptr + h0 + (tl.minimum(n, outputs - 1)[None, :] * hidden + offs_k[:, None])
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(0, SLICE, BLOCK_K):
         if EVEN_K:
             x = tl.load(x_ptrs + k, mask=mask_t[:, None], other=0.0)
-            w = tl.load(w_ptrs + k, mask=mask_n[None, :], other=0.0)
+            w = tl.load(w_ptrs + k)
         else:
             mask_k = offs_k < hidden - h0 - k
             x = tl.load(x_ptrs + k, mask=mask_t[:, None] & mask_k[None, :], other=0.0)
-            w = tl.load(w_ptrs + k, mask=mask_n[None, :] & mask_k[:, None], other=0.0)
+            w = tl.load(w_ptrs + k, mask=mask_k[:, None], other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     row = tl.program_id(2).to(tl.int64) * tokens + t
     tl.store(
@@ -133,27 +139,30 @@ def _router_kernel(
         tl.debug_barrier()
         tl.store(ticket_ptr, 0)
         _select(
-            ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, 0, tokens, num_experts, route_scale, stride_ids,
+            ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, 0, tokens, num_experts,
+            route_scale, stride_ids,
             SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_S, BLOCK_W,
         )  # fmt: skip
 
 
 @triton.jit
 def _select_kernel(
-    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tokens, num_experts, route_scale, stride_ids,
+    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tokens, num_experts, route_scale,
+    stride_ids,
     SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     _select(
-        ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tl.program_id(0) * BLOCK_T, tokens, num_experts,
+        ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tl.program_id(0) * BLOCK_T, tokens,
+        num_experts,
         route_scale, stride_ids, SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_S, BLOCK_W,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateWorkspace:
-    """The ticket of the one-launch form. Calls that share one must be ordered on one stream; a captured graph must
-    keep it alive.
+    """The ticket of the one-launch form. Calls that share one must be ordered on one stream; a
+    captured graph must keep it alive.
 
     Attributes: ticket: int32 [1], zero between calls (the kernel leaves it so).
     """
@@ -178,19 +187,22 @@ def gate(
     weights_out: torch.Tensor | None = None,
     workspace: GateWorkspace | None = None,
     arch: Arch | str | None = None,
-    row: TuningRow | None = None,
+    rows: tuple[TuningRow | None, TuningRow | None] = (None, None),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Route tokens; no host synchronisation, capturable.
 
     One launch for T <= 16 (with a workspace), two above.
 
     Args:
-        x: [T, H]. weight: [X + S, H] in x's dtype, routed rows then shared rows. bias: fp32 [X]. global_scale:
+        x: [T, H]. weight: [X + S, H] in x's dtype, routed rows then shared rows. bias: fp32 [X].
+        global_scale:
             fp32 [1].
         top_k: K <= X. route_scale: dimensionless.
         ids_out: int32 [T, K], rows of any pitch: where to record the ids (a routing-replay buffer).
         weights_out: fp32 [T, K + S] contiguous.
         workspace: see GateWorkspace; None allocates one.
+        rows: launch configurations of the router product and of the selection; None = the
+            tables'.
     Returns: topk_ids int32 [T, K], best first, ties to the lowest id; weights fp32 [T, K + S].
     Raises: ValueError: an argument does not fit, or no tuning row.
     """
@@ -215,23 +227,26 @@ def gate(
     require(op, out_is == wanted, "weights_out", out_is, wanted)
     if T == 0:
         return ids, weights_out
-    row = row or ROUTER.select(arch.name, tokens=T, bits=x.element_size() * 8, hidden=H)
+    row = rows[0] or ROUTER.select(arch.name, tokens=T, bits=x.element_size() * 8, hidden=H)
     c = row.constexprs
     slices = triton.cdiv(H, c["SLICE"])
-    finish = T <= min(ONE_LAUNCH_TOKENS, c["BLOCK_M"])
+    most_tokens = min(ONE_LAUNCH_TOKENS, c["BLOCK_M"])
+    finish = most_tokens >= T
     partial = torch.empty(slices, T, X + S, dtype=torch.float32, device=x.device)
     if finish:
         workspace = workspace or GateWorkspace.allocate(x.device)
-    second = SELECT.select(arch.name, tokens=T)
+    second = rows[1] or SELECT.select(arch.name, tokens=T)
     shared = {
         "SHARED": S, "TOP_K": K, "SLICES": slices, "BLOCK_X": triton.next_power_of_2(X),
         "BLOCK_S": triton.next_power_of_2(max(S, 2)), "BLOCK_W": triton.next_power_of_2(K + S),
     }  # fmt: skip
     block_t = triton.next_power_of_2(T) if finish else second.constexprs["BLOCK_T"]
     _router_kernel[(triton.cdiv(T, c["BLOCK_M"]), triton.cdiv(X + S, c["BLOCK_N"]), slices)](
-        partial, workspace.ticket if finish else None, ids, weights_out, x, weight, bias, global_scale,
+        partial, workspace.ticket if finish else None, ids, weights_out, x, weight, bias,
+        global_scale,
         T, X, H, route_scale, x.stride(0), ids.stride(0),
-        FINISH=finish, EVEN_K=H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0, BLOCK_T=block_t,
+        FINISH=finish, EVEN_K=H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0,
+        BLOCK_T=block_t,
         **shared, **row.launch_kwargs(),
     )  # fmt: skip
     if not finish:

@@ -1,12 +1,14 @@
 """Experts over sorted choices: rows are choices, grouped by expert.
 
-    act[r, :]     = gamma[c] * silu(x[t] G_e^T) * (x[t] U_e^T)    r = place of choice c of token t in the sort
+    act[r, :]     = gamma[c] * silu(x[t] G_e^T) * (x[t] U_e^T)    r = place of choice c of token t
+    in the sort
     partial[c, :] = act[r, :] D_e^T                               rounded to the model dtype
     out[t, :]     = sum over the choices c of t, then over the shared experts, fp32, one rounding
 
-gamma is fp32 and enters before the one rounding of the inner activations. The sum runs in a fixed order and
-needs no atomics. With FOLD the shared experts are row blocks of the same two launches (choice number
-T * K + s * T + t), which saves launches; without it they come as a finished [T, H] addend.
+gamma is fp32 and enters before the one rounding of the inner activations. The sum runs in a fixed
+order and needs no atomics. With FOLD the shared experts are row blocks of the same two launches
+(choice number T * K + s * T + t), which saves launches; without it they come as a finished [T, H]
+addend.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def _block(
     block, blocks, choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, tokens, choices,
     FOLD: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """(expert, first row of `act`, choice numbers, valid) of a row block; shared experts come behind the sorted blocks.
+    """(expert, first row of `act`, choice numbers, valid) of a row block; shared experts come
+    behind the sorted blocks.
 
     A shared expert s is expert -2 - s; -1 is an empty slot.
     """
@@ -57,7 +60,8 @@ def _swiglu_grouped_kernel(
     act_ptr, x_ptr, gamma_ptr, w13_ptr, shared_ptr,
     choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr,
     tokens, choices, blocks, all_blocks, hidden, width, stride_x, stride_gamma,
-    TOP_K: tl.constexpr, FOLD: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, GROUP_M: tl.constexpr,
+    TOP_K: tl.constexpr, FOLD: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M:
+    tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     block, block_n = grouped_pid(tl.program_id(0), all_blocks, tl.cdiv(width, BLOCK_N), GROUP_M)
@@ -87,20 +91,8 @@ def _swiglu_grouped_kernel(
         w_ptr = w13_ptr + expert.to(tl.int64) * size
     n0 = block_n * BLOCK_N
     inner = gate_up_tile(
-        x_ptr,
-        token,
-        valid,
-        w_ptr,
-        n0,
-        hidden,
-        width,
-        stride_x,
-        EVEN_K,
-        EVEN_N,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-    )
+        x_ptr, token, valid, w_ptr, n0, hidden, width, stride_x, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     gamma = tl.load(gamma_ptr + token * stride_gamma + column, mask=valid, other=0.0)
     offs_n = n0 + tl.arange(0, BLOCK_N)
     tl.store(
@@ -117,7 +109,7 @@ def _down_grouped_kernel(
     partial_ptr, act_ptr, w2_ptr, shared_ptr,
     choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr,
     tokens, choices, blocks, all_blocks, hidden, width,
-    FOLD: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, GROUP_M: tl.constexpr,
+    FOLD: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     block, block_n = grouped_pid(tl.program_id(0), all_blocks, tl.cdiv(hidden, BLOCK_N), GROUP_M)
@@ -142,11 +134,11 @@ def _down_grouped_kernel(
         w_ptr = w2_ptr + expert.to(tl.int64) * size
     a_ptr = act_ptr + row0.to(tl.int64) * width
     n0 = block_n * BLOCK_N
-    rows = tl.arange(0, BLOCK_M)
+    rows = tl.where(valid, tl.arange(0, BLOCK_M), 0)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(0, width, BLOCK_K):
         acc = down_step(
-            acc, a_ptr, rows, valid, w_ptr, n0, k, hidden, width, EVEN_K, EVEN_N, BLOCK_N, BLOCK_K
+            acc, a_ptr, rows, valid, w_ptr, n0, k, hidden, width, EVEN_K, BLOCK_N, BLOCK_K
         )
     offs_n = n0 + tl.arange(0, BLOCK_N)
     tl.store(
@@ -158,7 +150,8 @@ def _down_grouped_kernel(
 
 @triton.jit
 def _combine_kernel(
-    out_ptr, partial_ptr, addend_ptr, ids_ptr, tokens, choices, first_expert, num_experts, hidden, stride_out, stride_addend,
+    out_ptr, partial_ptr, addend_ptr, ids_ptr, tokens, choices, first_expert, num_experts, hidden,
+    stride_out, stride_addend,
     TOP_K: tl.constexpr, SHARED: tl.constexpr, HAS_ADDEND: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
@@ -178,6 +171,35 @@ def _combine_kernel(
     if HAS_ADDEND:
         acc += tl.load(addend_ptr + t * stride_addend + offs, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + t * stride_out + offs, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def combine(
+    out: torch.Tensor,
+    partial: torch.Tensor,
+    addend: torch.Tensor | None,
+    topk_ids: torch.Tensor,
+    *,
+    first_expert: int,
+    num_experts: int,
+    shared: int,
+    arch: Arch,
+    row: TuningRow | None = None,
+) -> torch.Tensor:
+    """Sum a token's partial rows: its local choices in order, its shared experts, then the addend.
+
+    Args:
+        out: [T, H]. partial: [T * K + shared * T, H], choices then shared experts; rows of choices
+            outside first_expert .. first_expert + num_experts - 1 are never read. addend: [T, H] or
+            None.
+    """
+    (T, H), K = out.shape, topk_ids.shape[1]
+    row = row or COMBINE.select(arch.name, hidden=H)
+    _combine_kernel[(T, triton.cdiv(H, row.constexprs["BLOCK_N"]))](
+        out, partial, addend, topk_ids, T, T * K, first_expert, num_experts, H,
+        out.stride(0), 0 if addend is None else addend.stride(0),
+        TOP_K=K, SHARED=shared, HAS_ADDEND=addend is not None, **row.launch_kwargs(),
+    )  # fmt: skip
+    return out
 
 
 def experts_by_choice(
@@ -214,8 +236,8 @@ def experts_by_choice(
     block_m = first.constexprs["BLOCK_M"]
     if second.constexprs["BLOCK_M"] != block_m:
         raise ValueError(
-            f"experts_by_choice: BLOCK_M is {block_m} in the gate/up row and {second.constexprs['BLOCK_M']} in "
-            "the down row; wanted one BLOCK_M: one sort serves both"
+            f"experts_by_choice: BLOCK_M is {block_m} in the gate/up row and "
+            f"{second.constexprs['BLOCK_M']} in the down row; wanted one: one sort serves both"
         )
     order = sort_choices(
         topk_ids, num_experts=X, block_m=block_m, first_expert=first_expert, arch=arch
@@ -229,18 +251,23 @@ def experts_by_choice(
     _swiglu_grouped_kernel[(all_blocks * triton.cdiv(I, c["BLOCK_N"]),)](
         act, x, gamma, w13, shared_w13, *where,
         T, choices, blocks, all_blocks, H, I, x.stride(0), gamma.stride(0),
-        TOP_K=K, FOLD=S > 0, EVEN_K=H % c["BLOCK_K"] == 0, EVEN_N=I % c["BLOCK_N"] == 0, **first.launch_kwargs(),
+        TOP_K=K, FOLD=S > 0, EVEN_K=H % c["BLOCK_K"] == 0,
+        **first.launch_kwargs(),
     )  # fmt: skip
     c = second.constexprs
     _down_grouped_kernel[(all_blocks * triton.cdiv(H, c["BLOCK_N"]),)](
         partial, act, w2, shared_w2, *where,
         T, choices, blocks, all_blocks, H, I,
-        FOLD=S > 0, EVEN_K=I % c["BLOCK_K"] == 0, EVEN_N=H % c["BLOCK_N"] == 0, **second.launch_kwargs(),
+        FOLD=S > 0, EVEN_K=I % c["BLOCK_K"] == 0,
+        **second.launch_kwargs(),
     )  # fmt: skip
-    row = COMBINE.select(arch.name, hidden=H)
-    _combine_kernel[(T, triton.cdiv(H, row.constexprs["BLOCK_N"]))](
-        out, partial, addend, topk_ids, T, choices, first_expert, X, H,
-        out.stride(0), 0 if addend is None else addend.stride(0),
-        TOP_K=K, SHARED=S, HAS_ADDEND=addend is not None, **row.launch_kwargs(),
-    )  # fmt: skip
-    return out
+    return combine(
+        out,
+        partial,
+        addend,
+        topk_ids,
+        first_expert=first_expert,
+        num_experts=X,
+        shared=S,
+        arch=arch,
+    )

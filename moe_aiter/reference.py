@@ -30,7 +30,8 @@ def gate_reference(
 
 
 def weigh(logits: Tensor, ids_TK: Tensor, experts: int, scale: Tensor) -> Tensor:
-    """Weights [T, K + S] of given choices: softmax of logsigmoids of the chosen and shared logits."""
+    """Weights [T, K + S] of given choices: softmax of logsigmoids of the chosen and shared
+    logits."""
     chosen = torch.cat((logits.gather(-1, ids_TK.long()), logits[:, experts:]), dim=-1)
     return F.logsigmoid(chosen).softmax(-1) * scale
 
@@ -55,7 +56,8 @@ def experts_reference(
 ) -> Tensor:
     """Sum of the routed experts of the local range and of the shared ones, [T, H] in `dtype`.
 
-    Products are rounded to `dtype`, weights and sums are at least fp32. Rows of no local expert are 0.
+    Products are rounded to `dtype`, weights and sums are at least fp32. Rows of no local expert are
+    0.
     """
     wide = torch.promote_types(dtype, torch.float32)
     x = x_TH.to(dtype)

@@ -1,11 +1,13 @@
 """Token sorting: choices grouped by expert, in a stable order, in one launch.
 
-Program e finds where expert e's choices go by counting those of smaller ids, then writes them there in
+Program e finds where expert e's choices go by counting those of smaller ids, then writes them there
+in
 their original order: no atomics, no host synchronisation, the same result on every run.
 
-Row blocks of expert e live at block slots lt // BLOCK_M + e .. (lt = choices of smaller local ids): since
-ceil(n / b) <= (lt + n) // b - lt // b + 1 these ranges never overlap, so no program has to know how many
-blocks the others need; slots left over are marked empty and a GEMM program that meets one leaves.
+Row blocks of expert e live at block slots lt // BLOCK_M + e .. (lt = choices of smaller local ids):
+since ceil(n / b) <= (lt + n) // b - lt // b + 1 these ranges never overlap, so no program has to
+know how many blocks the others need; slots left over are marked empty and a GEMM program that meets
+one leaves.
 """
 
 from __future__ import annotations
@@ -64,9 +66,11 @@ class SortedChoices:
     """Choices by expert.
 
     Attributes:
-        choice: int32 [T * K]; the first n entries are the local choices' flat indices (token * K + k).
+        choice: int32 [T * K]; the first n entries are the local choices' flat indices (token * K +
+        k).
         block_expert: int32 [blocks], local expert of a row block, -1 = empty slot.
-        block_begin, block_end: int32 [blocks], its first row in `choice` and the end of its expert's rows.
+        block_begin, block_end: int32 [blocks], its first row in `choice` and the end of its
+        expert's rows.
         block_m: rows a block has at most.
     """
 
@@ -88,8 +92,8 @@ def sort_choices(
 ) -> SortedChoices:
     """Group the choices of local experts by expert; one launch.
 
-    Args: topk_ids: int32 [T, K] contiguous, T * K >= 1. num_experts, first_expert: the local range; other
-        ids are dropped. block_m: rows of a block.
+    Args: topk_ids: int32 [T, K] contiguous, T * K >= 1. num_experts, first_expert: the local range;
+        other ids are dropped. block_m: rows of a block.
     """
     choices = topk_ids.numel()
     row = row or SORT.select(arch.name, choices=choices)

@@ -3,15 +3,16 @@
     act[slot, t, :] = gamma[t, slot] * silu(x[t] G^T) * (x[t] U^T)       first launch
     out[t, :]       = sum over slots of act[slot, t, :] D^T              second launch
 
-A slot is one expert: of the T * K choices, the first that names it (later ones leave at once), then the
-shared experts, which every token hits. gamma is fp32 and enters before the one rounding of the inner
-activations; where a token did not choose the slot's expert it is 0. So each hit expert's weights are read
-once, the second launch is one long product over (slot, inner column) with one fp32 accumulator, and the
-result needs neither partials nor atomics. Slots are summed in order of expert id, then the shared ones: a
-token's sum has the same order whatever its neighbours chose.
+A slot is one expert: of the T * K choices, the first that names it (later ones leave at once), then
+the shared experts, which every token hits. gamma is fp32 and enters before the one rounding of the
+inner activations; where a token did not choose the slot's expert it is 0. So each hit expert's
+weights are read once, the second launch is one long product over (slot, inner column) with one fp32
+accumulator, and the result needs neither partials nor atomics. Slots are summed in order of expert
+id, then the shared
+ones: a token's sum has the same order whatever its neighbours chose.
 
-With decode batches this is the routed path; with any number of tokens it is the shared experts as one
-linearised dense block, and (with one shared expert and gamma = global_scale) the dense MLP.
+With decode batches this is the routed path; with any number of tokens it is the shared experts as
+one linearised dense block, and (with one shared expert and gamma = global_scale) the dense MLP.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ LIST_ROWS = tl.constexpr(16)
 
 @triton.jit
 def _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P: tl.constexpr):
-    """slots[0] = number of hit local experts; slots[1 + i] = expert * MAX + slot of the i-th one in order of id."""
+    """slots[0] = number of hit local experts; slots[1 + i] = expert * MAX + slot of the i-th one in
+    order of id."""
     p = tl.arange(0, BLOCK_P)
     ids = tl.load(ids_ptr + p, mask=p < choices, other=-1) - first_expert
     rows = tl.arange(0, LIST_ROWS)
-    # A choice leads if no earlier one names the same expert. Compared in strips: all pairs at once would spill.
+    # A choice leads if no earlier one names the same expert. Compared in strips: all pairs at once
+    # would spill.
     earlier = tl.zeros([BLOCK_P], tl.int32)
     for p0 in range(0, choices, LIST_ROWS):
         q = p0 + rows
@@ -58,7 +61,8 @@ def _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P:
 def _swiglu_tokens_kernel(
     act_ptr, slots_ptr, x_ptr, ids_ptr, gamma_ptr, w13_ptr, shared_ptr,
     tokens, choices, first_expert, num_experts, hidden, width, stride_x, stride_gamma, blocks_m,
-    TOP_K: tl.constexpr, BLOCK_P: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, GROUP_M: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_P: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M:
+    tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(1)
@@ -66,11 +70,10 @@ def _swiglu_tokens_kernel(
     t = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_t = t < tokens
     gamma_rows = gamma_ptr + t * stride_gamma
+    expert = slot
     if TOP_K > 0:
         if (slot == 0) & (tl.program_id(0) == 0):
             _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P)
-    expert = slot
-    if TOP_K > 0:
         p = tl.arange(0, BLOCK_P)
         chosen = tl.load(ids_ptr + tl.minimum(slot, choices - 1))
         expert = chosen - first_expert
@@ -82,26 +85,14 @@ def _swiglu_tokens_kernel(
     n0 = block_n * BLOCK_N
     w_ptr = expert_weights(w13_ptr, shared_ptr, expert, slot - choices, 2 * width * hidden)
     inner = gate_up_tile(
-        x_ptr,
-        t,
-        mask_t,
-        w_ptr,
-        n0,
-        hidden,
-        width,
-        stride_x,
-        EVEN_K,
-        EVEN_N,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-    )
+        x_ptr, tl.minimum(t, tokens - 1), mask_t, w_ptr, n0, hidden, width, stride_x, EVEN_K,
+        BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     gamma = tl.load(gamma_rows + TOP_K + slot - choices, mask=mask_t & (slot >= choices), other=0.0)
     for k in tl.static_range(TOP_K):
-        picked = (tl.load(ids_ptr + t * TOP_K + k, mask=mask_t, other=0) == chosen) & (
-            slot < choices
-        )
-        gamma += tl.load(gamma_rows + k, mask=mask_t & picked, other=0.0)
+        picked = tl.load(ids_ptr + t * TOP_K + k, mask=mask_t, other=0) == chosen
+        picked &= mask_t & (slot < choices)
+        gamma += tl.load(gamma_rows + k, mask=picked, other=0.0)
     inner = inner * gamma[:, None]
     offs_n = n0 + tl.arange(0, BLOCK_N)
     rows = (slot * tokens + t).to(tl.int64)
@@ -116,16 +107,15 @@ def _swiglu_tokens_kernel(
 def _down_tokens_kernel(
     out_ptr, act_ptr, slots_ptr, w2_ptr, shared_ptr,
     tokens, choices, hidden, width, shared_experts, stride_out, blocks_m,
-    ROUTED: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, GROUP_M: tl.constexpr,
+    ROUTED: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     block_m, block_n = grouped_pid(tl.program_id(0), blocks_m, tl.cdiv(hidden, BLOCK_N), GROUP_M)
     t = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_t = t < tokens
     n0 = block_n * BLOCK_N
-    steps = tl.cdiv(
-        width, BLOCK_K
-    )  # of one expert; the loops run over (expert, step) without a break
+    steps = tl.cdiv(width, BLOCK_K)  # of one expert; the loops walk (expert, step) without a break
+    rows = tl.minimum(t, tokens - 1)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if ROUTED:
         for i in range(0, tl.load(slots_ptr) * steps):
@@ -134,39 +124,17 @@ def _down_tokens_kernel(
             a_ptr = act_ptr + slot.to(tl.int64) * tokens * width
             w_ptr = w2_ptr + expert.to(tl.int64) * (hidden * width)
             acc = down_step(
-                acc,
-                a_ptr,
-                t,
-                mask_t,
-                w_ptr,
-                n0,
-                (i % steps) * BLOCK_K,
-                hidden,
-                width,
-                EVEN_K,
-                EVEN_N,
-                BLOCK_N,
-                BLOCK_K,
-            )
+                acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
+                BLOCK_N, BLOCK_K,
+            )  # fmt: skip
     for i in range(0, shared_experts * steps):
         shared = (i // steps).to(tl.int64)
         a_ptr = act_ptr + (choices + shared) * tokens * width
         w_ptr = shared_ptr + shared * (hidden * width)
         acc = down_step(
-            acc,
-            a_ptr,
-            t,
-            mask_t,
-            w_ptr,
-            n0,
-            (i % steps) * BLOCK_K,
-            hidden,
-            width,
-            EVEN_K,
-            EVEN_N,
-            BLOCK_N,
-            BLOCK_K,
-        )
+            acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
+            BLOCK_N, BLOCK_K,
+        )  # fmt: skip
     offs_n = n0 + tl.arange(0, BLOCK_N)
     tl.store(
         out_ptr + t.to(tl.int64)[:, None] * stride_out + offs_n[None, :],
@@ -212,9 +180,10 @@ def experts_by_token(
     blocks_m = triton.cdiv(T, c["BLOCK_M"])
     _swiglu_tokens_kernel[(blocks_m * triton.cdiv(I, c["BLOCK_N"]), choices + S)](
         act, slots, x, ids, gamma, base, shared_w13,
-        T, choices, first_expert, 0 if w13 is None else w13.shape[0], H, I, x.stride(0), gamma.stride(0), blocks_m,
+        T, choices, first_expert, 0 if w13 is None else w13.shape[0], H, I, x.stride(0),
+        gamma.stride(0), blocks_m,
         TOP_K=K, BLOCK_P=max(16, triton.next_power_of_2(choices)),
-        EVEN_K=H % c["BLOCK_K"] == 0, EVEN_N=I % c["BLOCK_N"] == 0,
+        EVEN_K=H % c["BLOCK_K"] == 0,
         **first.launch_kwargs(),
     )  # fmt: skip
     c = second.constexprs
@@ -222,7 +191,7 @@ def experts_by_token(
     _down_tokens_kernel[(blocks_m * triton.cdiv(H, c["BLOCK_N"]),)](
         out, act, slots, w2, shared_w2,
         T, choices, H, I, S, out.stride(0), blocks_m,
-        ROUTED=K > 0, EVEN_K=I % c["BLOCK_K"] == 0, EVEN_N=H % c["BLOCK_N"] == 0,
+        ROUTED=K > 0, EVEN_K=I % c["BLOCK_K"] == 0,
         **second.launch_kwargs(),
     )  # fmt: skip
     return out

@@ -1,4 +1,5 @@
-"""Compile what a launcher would launch, for any target, without running it; read spills, LDS and instructions."""
+"""Compile what a launcher would launch, for any target, without running it; read spills, LDS and
+instructions."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ TARGETS = {
 class Facts:
     """What the compiled code of one kernel says.
 
-    Attributes: spills: registers and scratch bytes (AMD), bytes of local memory (NVIDIA). lds_bytes: static and dynamic LDS. matrix: matrix
-        instructions. wide_loads: global loads of 16 bytes. atomics: global atomics.
+    Attributes: spills: registers and scratch bytes (AMD), bytes of local memory (NVIDIA).
+    lds_bytes: static and dynamic LDS. matrix: matrix instructions. wide_loads: global loads of 16
+        bytes. atomics: global atomics.
     """
 
     name: str
@@ -71,7 +73,8 @@ def facts(kernel: CompiledKernel) -> Facts:
         wide = len(re.findall(r"cp\.async\.cg\.shared\.global.*?0x10|ld\.global\S*\.v4\.b32", text))
         atomics = len(re.findall(r"\batom\.", text))
     return Facts(
-        name=kernel.metadata.name, spills=spills, registers=registers, lds_bytes=kernel.metadata.shared,
+        name=kernel.metadata.name, spills=spills, registers=registers,
+        lds_bytes=kernel.metadata.shared,
         matrix=matrix, wide_loads=wide, atomics=atomics,
     )  # fmt: skip
 
@@ -105,7 +108,8 @@ class _Utils:
 
 
 class CompileOnlyDriver:
-    """The part of Triton's driver interface that a launch touches; the launch itself does nothing."""
+    """The part of Triton's driver interface that a launch touches; the launch itself does
+    nothing."""
 
     def __init__(self, arch: str) -> None:
         self.target = TARGETS[arch]
@@ -135,7 +139,8 @@ class CompileOnlyDriver:
 
 @contextlib.contextmanager
 def compile_only(arch: str) -> Iterator[list[CompiledKernel]]:
-    """Launches inside the block only compile; yields the list of kernels compiled so far (each once a process).
+    """Launches inside the block only compile; yields the list of kernels compiled so far (each once
+    a process).
 
     Tensors may be on the meta device: real shapes need no memory.
     """

@@ -1,0 +1,200 @@
+"""The launchers of this package in the kernel register, with the cases that prove each tuning row.
+
+A case runs one launcher with the row forced, on a small model with the row's real tiles: sizes just
+past a tile in every direction, so that partial tiles and their masks are executed. fp32 rows get
+fp32 problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+
+from kernel_base.arch import arch_named
+from kernel_base.register import Case, KernelEntry, Outcome, register
+from kernel_base.tuning import TuningRow, TuningTable
+from moe_aiter import tuning
+from moe_aiter.gate import gate
+from moe_aiter.grouped import combine, experts_by_choice
+from moe_aiter.problems import Problem, make_gate_problem, make_problem
+from moe_aiter.reference import gate_reference
+from moe_aiter.routing import sort_choices
+from moe_aiter.tokens import experts_by_token
+
+ROUTE_SCALE = 8.0
+
+
+def _dtype(row: TuningRow) -> torch.dtype:
+    return torch.float32 if row.when.get("bits") == 32 else torch.bfloat16
+
+
+def _poisoned(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, float("nan"))
+
+
+def _companion(row: TuningRow, own: TuningTable, other: TuningTable) -> TuningRow:
+    """The other product's row for the same facts (the tables list them in the same order)."""
+    return other.for_arch(row.arch)[own.for_arch(row.arch).index(row)]
+
+
+def _outcome(problem: Problem, out: torch.Tensor) -> list[Outcome]:
+    return [
+        Outcome(
+            name="out",
+            out=out,
+            reference=problem.reference(),
+            eager=problem.reference(problem.x.dtype),
+        )
+    ]
+
+
+def _few_tokens(row: TuningRow) -> bool:
+    bound = row.when.get("tokens")
+    return isinstance(bound, tuple) and bound[1] is not None and bound[1] <= 16
+
+
+def _by_token(arch, rows, few, dtype, device) -> list[Outcome]:
+    tokens = 5 if few else 65
+    problem = make_problem(tokens, hidden=136 if few else 72, width=72, dtype=dtype, device=device)
+    ids, gamma = (problem.ids, problem.gamma) if few else (None, problem.gamma[:, 3:])
+    weights = dict(problem.weights)
+    if not few:
+        weights |= {"w13": None, "w2": None}
+        problem.ids.fill_(-1)  # the reference is the shared experts' alone
+    out = experts_by_token(
+        problem.x, ids, gamma, **weights, out=_poisoned(problem.x), arch=arch_named(arch), rows=rows
+    )  # fmt: skip
+    return _outcome(problem, out)
+
+
+def _by_choice(arch, rows, dtype, device) -> list[Outcome]:
+    problem = make_problem(40, experts=5, hidden=136, width=72, dtype=dtype, device=device)
+    out = experts_by_choice(
+        problem.x, problem.ids, problem.gamma, **problem.weights, out=_poisoned(problem.x),
+        arch=arch_named(arch), rows=rows,
+    )  # fmt: skip
+    return _outcome(problem, out)
+
+
+def _token_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
+    other = tuning.DOWN_TOKENS if first else tuning.SWIGLU_TOKENS
+    mate = next(r for r in other.for_arch(arch) if r.when.get("bits") == row.when.get("bits"))
+    rows = (row, mate) if first else (mate, row)
+    few = _few_tokens(row)
+    yield Case(
+        name="routed and shared" if few else "shared, two row blocks",
+        run=partial(_by_token, arch, rows, few, _dtype(row)),
+    )
+
+
+def _choice_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
+    tables = (tuning.SWIGLU_GROUPED, tuning.DOWN_GROUPED)
+    own, other = tables if first else tables[::-1]
+    mate = _companion(row, own, other)
+    yield Case(
+        name="shared experts folded in",
+        run=partial(_by_choice, arch, (row, mate) if first else (mate, row), _dtype(row)),
+    )
+
+
+def _run_gate(arch, rows, tokens, dtype, device) -> list[Outcome]:
+    p = make_gate_problem(tokens, dtype=dtype, device=device)
+    arguments = (p.x, p.weight, p.bias, p.global_scale)
+    weights = torch.full((tokens, 6), float("nan"), device=device)
+    ids, weights = gate(
+        *arguments, top_k=4, route_scale=ROUTE_SCALE, weights_out=weights, arch=arch, rows=rows
+    )
+    want_ids, want = gate_reference(*arguments, top_k=4, route_scale=ROUTE_SCALE)
+    _, eager = gate_reference(*arguments, top_k=4, route_scale=ROUTE_SCALE, dtype=torch.float32)
+    return [
+        Outcome(name="ids", out=ids, reference=want_ids, eager=want_ids),
+        Outcome(name="weights", out=weights, reference=want, eager=eager),
+    ]
+
+
+def _router_cases(arch: str, row: TuningRow) -> Iterable[Case]:
+    tokens = 5 if _few_tokens(row) else 37
+    yield Case(name=f"T={tokens}", run=partial(_run_gate, arch, (row, None), tokens, _dtype(row)))
+
+
+def _select_cases(arch: str, row: TuningRow) -> Iterable[Case]:
+    yield Case(name="T=19", run=partial(_run_gate, arch, (None, row), 19, torch.bfloat16))
+
+
+def sort_reference(ids: torch.Tensor, experts: int, first_expert: int = 0) -> torch.Tensor:
+    """Flat choice numbers of local experts, by expert, each in original order."""
+    flat = ids.flatten() - first_expert
+    local = ((flat >= 0) & (flat < experts)).nonzero().flatten()
+    return local[flat[local].sort(stable=True).indices].int()
+
+
+def _run_sort(arch, row, device) -> list[Outcome]:
+    generator = torch.Generator(device).manual_seed(1)
+    ids = torch.randint(0, 12, (211, 3), dtype=torch.int32, device=device, generator=generator)
+    order = sort_choices(
+        ids, num_experts=7, block_m=16, first_expert=2, arch=arch_named(arch), row=row
+    )
+    want = sort_reference(ids, 7, 2)
+    return [Outcome(name="choice", out=order.choice[: len(want)], reference=want, eager=want)]
+
+
+def _sort_cases(arch: str, row: TuningRow) -> Iterable[Case]:
+    yield Case(name="633 choices, 7 of 12 experts", run=partial(_run_sort, arch, row))
+
+
+def _run_combine(arch, row, device) -> list[Outcome]:
+    generator = torch.Generator(device).manual_seed(1)
+    partial_rows = torch.randn(5 * 4, 2056, device=device, generator=generator).bfloat16()
+    addend = torch.randn(5, 2056, device=device, generator=generator).bfloat16()
+    ids = torch.arange(15, dtype=torch.int32, device=device).view(5, 3)
+    partial_rows[:3] = float("nan")  # choices of experts elsewhere are never read
+    out = combine(
+        _poisoned(addend), partial_rows, addend, ids, first_expert=3, num_experts=12, shared=1,
+        arch=arch_named(arch), row=row,
+    )  # fmt: skip
+
+    def total(dtype):
+        routed = partial_rows[:15].nan_to_num(0.0).to(dtype).view(5, 3, -1).sum(1)
+        return routed + partial_rows[15:].to(dtype) + addend.to(dtype)
+
+    return [
+        Outcome(name="out", out=out, reference=total(torch.float64), eager=total(torch.bfloat16))
+    ]
+
+
+def _combine_cases(arch: str, row: TuningRow) -> Iterable[Case]:
+    yield Case(name="three choices, one shared, one addend", run=partial(_run_combine, arch, row))
+
+
+def _entry(table: TuningTable, kernel: str, cases) -> KernelEntry:
+    return register(KernelEntry(name=table.kernel, kernels=(kernel,), table=table, cases=cases))
+
+
+ENTRIES = (
+    _entry(
+        tuning.SWIGLU_TOKENS,
+        "moe_aiter.tokens:_swiglu_tokens_kernel",
+        partial(_token_cases, True),
+    ),
+    _entry(
+        tuning.DOWN_TOKENS,
+        "moe_aiter.tokens:_down_tokens_kernel",
+        partial(_token_cases, False),
+    ),
+    _entry(
+        tuning.SWIGLU_GROUPED,
+        "moe_aiter.grouped:_swiglu_grouped_kernel",
+        partial(_choice_cases, True),
+    ),
+    _entry(
+        tuning.DOWN_GROUPED,
+        "moe_aiter.grouped:_down_grouped_kernel",
+        partial(_choice_cases, False),
+    ),
+    _entry(tuning.COMBINE, "moe_aiter.grouped:_combine_kernel", _combine_cases),
+    _entry(tuning.SORT, "moe_aiter.routing:_sort_kernel", _sort_cases),
+    _entry(tuning.ROUTER, "moe_aiter.gate:_router_kernel", _router_cases),
+    _entry(tuning.SELECT, "moe_aiter.gate:_select_kernel", _select_cases),
+)
