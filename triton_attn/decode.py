@@ -27,7 +27,7 @@ from kernel_base.tuning import TuningRow
 from triton_attn.checks import check_paged, request_arch
 from triton_attn.prefill import MOD_RELATIVE, mod_facts
 from triton_attn.score_mod import PROFILE_PAD, RelativeBias, ScoreMod
-from triton_attn.tiles import LOG2E, load_rows, softmax_step, visible_keys
+from triton_attn.tiles import LOG2E, drain_stores, load_rows, softmax_step, visible_keys
 from triton_attn.tuning import DECODE
 
 MAX_VERIFY_TOKENS = 16
@@ -134,7 +134,7 @@ def _decode_kernel(
     H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
-    MERGE_ROWS: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, AMD: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -229,7 +229,8 @@ def _decode_kernel(
     if splits == 1:
         return
 
-    # The last program of this request and K/V head merges. The barrier puts every wave's stores before the ticket.
+    # The last program of this request and K/V head merges. Every wave's stores must be out before the ticket is drawn.
+    drain_stores(rows, AMD)
     tl.debug_barrier()
     ticket = tl.atomic_add(ticket_ptr + pair, 1, sem="acq_rel", scope="gpu")
     if ticket < programs - 1:
@@ -240,22 +241,22 @@ def _decode_kernel(
     out_rows = tl.arange(0, MERGE_ROWS)  # the tile's rows without its padding to 16
     row_token, row_head = out_rows // GROUP, kv_head * GROUP + out_rows % GROUP
     mask_rows = row_token < q_len
-    offs_s = tl.arange(0, MAX_SPLITS)
-    lm_ptrs = partial_lm_ptr + base * 2 + offs_s[:, None] * (2 * BLOCK_ROWS) + out_rows[None, :]
-    mask_s = (offs_s < splits)[:, None] & mask_rows[None, :]
-    m_sr = tl.load(lm_ptrs + BLOCK_ROWS, mask=mask_s, other=-1e30, cache_modifier=".cg")
-    l_sr = tl.load(lm_ptrs, mask=mask_s, other=0.0, cache_modifier=".cg")
-    m = tl.max(m_sr, 0)
-    l = tl.sum(l_sr * tl.exp2(m_sr - m[None, :]), 0)
+    l = tl.zeros([MERGE_ROWS], tl.float32)
+    m = tl.full([MERGE_ROWS], -1e30, tl.float32)
     acc = tl.zeros([MERGE_ROWS, BLOCK_D], tl.float32)
     offs_rd = out_rows[:, None] * BLOCK_D + offs_d[None, :]
     for s0 in range(0, splits, MERGE):
         for j in tl.static_range(MERGE):  # unrolled: the loads of MERGE splits are in flight together
             at = base + (s0 + j) * BLOCK_ROWS
             mask_j = mask_rows & (s0 + j < splits)
+            l_j = tl.load(partial_lm_ptr + at * 2 + out_rows, mask=mask_j, other=0.0, cache_modifier=".cg")
             m_j = tl.load(partial_lm_ptr + at * 2 + BLOCK_ROWS + out_rows, mask=mask_j, other=-1e30, cache_modifier=".cg")
             part = tl.load(partial_ptr + at * BLOCK_D + offs_rd, mask=mask_j[:, None], other=0.0, cache_modifier=".cg")
-            acc += part * tl.exp2(m_j - m)[:, None]
+            m_new = tl.maximum(m, m_j)
+            old, new = tl.exp2(m - m_new), tl.exp2(m_j - m_new)
+            acc = acc * old[:, None] + part * new[:, None]
+            l = l * old + l_j * new
+            m = m_new
     _store_rows(
         out_ptr, lse_ptr, acc, l, m, token0 + row_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
     )
@@ -288,8 +289,9 @@ class DecodeWorkspace:
         )
 
 
-# Splits a request has at most; the merge reads their (l, m) at once.
+# Splits a request has at most, and how many of them the merge keeps in flight (registers).
 MAX_SPLITS = 128
+MERGE_SPLITS = 4
 
 
 def attention_decode(
@@ -445,8 +447,9 @@ def _launch(
         HEAD_DIM=D,
         BLOCK_D=block_d,
         MAX_SPLITS=MAX_SPLITS,
-        MERGE=max(1, min(16, 128 // merge_rows)),
+        MERGE=max(1, min(MERGE_SPLITS, 64 // merge_rows)),
         MERGE_ROWS=merge_rows,
+        AMD=arch.vendor == "amd",
         **row.constexprs,
         **row.options,
     )  # fmt: skip

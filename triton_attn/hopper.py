@@ -17,7 +17,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -66,21 +65,34 @@ def _item(turn, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, first_b
 
 @gluon.jit
 def _produce(
-    k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, head0,
-    first_block, blocks, heads, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t, stride_v_g, stride_page_b,
-    k_smem, v_smem, k_ready, k_free, v_ready, v_free,
+    q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, head0,
+    first_block, blocks, heads, stride_q_t, stride_q_h, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t,
+    stride_v_g, stride_page_b, q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
     WINDOW: gl.constexpr, GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     offs_n = _key_of_column(gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
+    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))
     count = 0
+    items = 0
     for turn in range(gl.cdiv(heads * blocks, gl.num_programs(0))):
         chunk_head, chunk_block, request, token0, rows, t0, end_key = _item(
             turn, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, first_block, blocks, heads, BLOCK_M
         )
         if rows > 0:
+            q_buffer = items % 2
+            mbarrier.wait(q_free.index(q_buffer), ((items // 2) & 1) ^ 1)
+            q_row_ptr = q_ptr + token0.to(gl.int64) * stride_q_t + (head0 + chunk_head) * stride_q_h
+            for half in gl.static_range(2):
+                row = half * 64 + offs_m
+                q_ptrs = q_row_ptr + (row * stride_q_t)[:, None] + offs_d[None, :]
+                async_copy.async_copy_global_to_shared(
+                    q_smem.index(q_buffer * 2 + half), q_ptrs, mask=(row < rows)[:, None]
+                )
+            async_copy.mbarrier_arrive(q_ready.index(q_buffer), increment_count=False)
+            items += 1
             kv_head = (head0 + chunk_head) // GROUP
             page_row_ptr = page_table_ptr + request.to(gl.int64) * stride_page_b - gl.load(first_page_ptr + request)
             first_key = 0
@@ -206,14 +218,13 @@ def _skip(tiles, count, k_ready, k_free, v_ready, v_free, STAGES: gl.constexpr):
 def _consume(
     warp_group: gl.constexpr, out_ptr, lse_ptr, q_ptr, rows_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests,
     head0, first_block, blocks, heads, stride_out_t, stride_out_h, stride_q_t, stride_q_h, qk_scale, q_smem, k_smem, v_smem,
-    k_ready, k_free, v_ready, v_free,
+    q_ready, q_free, k_ready, k_free, v_ready, v_free,
     MOD: gl.constexpr, EXTENT: gl.constexpr, WINDOW: gl.constexpr, H: gl.constexpr, HEAD_DIM: gl.constexpr,
     PITCH: gl.constexpr, PAD: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
-    q_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     # A thread's share of a bias tile, in words of two keys: rows 0 and 8 of its quad, 4 words (8 keys) of every 16.
     wide: gl.constexpr = [[0, 16], [0, 32]] if BLOCK_N == 128 else [[0, 16]]
     bias_layout: gl.constexpr = gl.DistributedLinearLayout(
@@ -224,13 +235,13 @@ def _consume(
         [64, BLOCK_N // 2],
     )
     biased: gl.constexpr = MOD == 2
-    q_tile = q_smem.index(warp_group)
     keys = _key_of_column(gl.arange(0, BLOCK_N, gl.SliceLayout(0, s_layout)))
     offs_s = gl.arange(0, 64, gl.SliceLayout(1, s_layout))
     words_ptr = rows_ptr.to(gl.pointer_type(gl.int32))
     bias_offs = gl.arange(0, 64, gl.SliceLayout(1, bias_layout))[:, None] * ((PITCH - 1) // 2)
     bias_offs = bias_offs + gl.arange(0, BLOCK_N // 2, gl.SliceLayout(0, bias_layout))[None, :]
     count = 0
+    items = 0
     for turn in range(gl.cdiv(heads * blocks, gl.num_programs(0))):
         chunk_head, chunk_block, request, token0, rows, t_block, end_key = _item(
             turn, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, first_block, blocks, heads, BLOCK_M
@@ -240,12 +251,8 @@ def _consume(
             head = head0 + chunk_head
             t0 = t_block + m0
             row_token = (token0 + m0).to(gl.int64)
-            offs_m = gl.arange(0, 64, gl.SliceLayout(1, q_layout))
-            offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, q_layout))
-            q_ptrs = q_ptr + row_token * stride_q_t + head * stride_q_h + (offs_m * stride_q_t)[:, None] + offs_d[None, :]
-            q_tile.store(gl.load(q_ptrs, mask=(m0 + offs_m < rows)[:, None], other=0.0))
-            fence_async_shared()
-
+            q_buffer = items % 2
+            q_tile = q_smem.index(q_buffer * 2 + warp_group)
             q_pos = t0 + offs_s
             bias_row_ptrs = words_ptr + bias_offs
             if biased:
@@ -280,6 +287,7 @@ def _consume(
                 bias_then = gl.load(bias_row_ptrs + (top - 1) * (BLOCK_N // 2))
             count = _skip(block_top - top, count, k_ready, k_free, v_ready, v_free, STAGES)
             stage = count % STAGES
+            mbarrier.wait(q_ready.index(q_buffer), (items // 2) & 1)
             mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
             zero = gl.zeros([64, BLOCK_N], gl.float32, s_layout)
             s = warpgroup_mma(q_tile, k_smem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -325,6 +333,8 @@ def _consume(
                         o_layout, p_layout,
                     )  # fmt: skip
                     count += 1
+            mbarrier.arrive(q_free.index(q_buffer), count=1)
+            items += 1
             before = (count - 1) % STAGES
             mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
             acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
@@ -332,7 +342,7 @@ def _consume(
             mbarrier.arrive(v_free.index(before), count=1)
             count = _skip(bottom - block_first // BLOCK_N, count, k_ready, k_free, v_ready, v_free, STAGES)
 
-            acc = acc / gl.convert_layout(l, gl.SliceLayout(1, o_layout))[:, None]
+            acc = acc * gl.convert_layout(1.0 / l, gl.SliceLayout(1, o_layout))[:, None]
             offs_o = gl.arange(0, 64, gl.SliceLayout(1, o_layout))
             offs_c = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
             out_ptrs = out_ptr + row_token * stride_out_t + head * stride_out_h
@@ -354,13 +364,18 @@ def _hopper_prefill_kernel(
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     smem_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    q_smem = gl.allocate_shared_memory(dtype, [2, 64, HEAD_DIM], smem_layout)
+    q_smem = gl.allocate_shared_memory(dtype, [4, 64, HEAD_DIM], smem_layout)  # two blocks of two groups
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], smem_layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], smem_layout)
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for buffer in gl.static_range(2):
+        mbarrier.init(q_ready.index(buffer), count=128)
+        mbarrier.init(q_free.index(buffer), count=2)
     for stage in gl.static_range(STAGES):
         # Every producer thread arrives once its own copies have landed; each consumer group arrives once.
         mbarrier.init(k_ready.index(stage), count=128)
@@ -373,19 +388,19 @@ def _hopper_prefill_kernel(
             (_consume, (
                 0, out_ptr, lse_ptr, q_ptr, rows_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, head0,
                 first_block, blocks, heads, stride_out_t, stride_out_h, stride_q_t, stride_q_h, qk_scale, q_smem, k_smem,
-                v_smem, k_ready, k_free, v_ready, v_free, MOD, EXTENT, WINDOW, H, HEAD_DIM, PITCH, PAD, BLOCK_M, BLOCK_N,
+                v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, MOD, EXTENT, WINDOW, H, HEAD_DIM, PITCH, PAD, BLOCK_M, BLOCK_N,
                 STAGES,
             )),
             (_consume, (
                 1, out_ptr, lse_ptr, q_ptr, rows_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, head0,
                 first_block, blocks, heads, stride_out_t, stride_out_h, stride_q_t, stride_q_h, qk_scale, q_smem, k_smem,
-                v_smem, k_ready, k_free, v_ready, v_free, MOD, EXTENT, WINDOW, H, HEAD_DIM, PITCH, PAD, BLOCK_M, BLOCK_N,
+                v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, MOD, EXTENT, WINDOW, H, HEAD_DIM, PITCH, PAD, BLOCK_M, BLOCK_N,
                 STAGES,
             )),
             (_produce, (
-                k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, head0,
-                first_block, blocks, heads, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t, stride_v_g,
-                stride_page_b, k_smem, v_smem, k_ready, k_free, v_ready, v_free, WINDOW, GROUP, PAGE_SIZE, HEAD_DIM,
+                q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests,
+                head0, first_block, blocks, heads, stride_q_t, stride_q_h, stride_k_p, stride_k_t, stride_k_g, stride_v_p,
+                stride_v_t, stride_v_g, stride_page_b, q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, WINDOW, GROUP, PAGE_SIZE, HEAD_DIM,
                 BLOCK_M, BLOCK_N, STAGES,
             )),
         ],
