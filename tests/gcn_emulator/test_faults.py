@@ -14,7 +14,7 @@ QUICK = [
     ("softmax", "shift an LDS offset by 16 bytes"),
     ("rows", "drop an exec mask"),
     ("rows", "widen a mask by one (< to <=)"),
-    ("gather", "widen a mask to all lanes"),
+    ("rows", "widen a mask to all lanes"),
 ]
 
 

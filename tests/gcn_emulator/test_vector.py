@@ -1230,3 +1230,37 @@ def test_more_f16():
         wave = run(f"v_{name}3_f16 v0, v1, v2, v3", v={1: a, 2: b, 3: c})
         want = [b16(fn(*map(f16, t))) for t in zip(*map(lanes, (a, b, c)), strict=False)]
         check(wave.rows[0], want, "h")
+
+
+DIRECT = {
+    "v_add_f32_e32": lambda a, b: np.float32(a) + np.float32(b),
+    "v_mul_f32_e32": lambda a, b: np.float32(a) * np.float32(b),
+    "v_add_u32_e32": lambda a, b: (int(a) + int(b)) & M32,
+    "v_xor_b32_e32": lambda a, b: int(a) ^ int(b),
+    "v_max_i32_e32": lambda a, b: max(signed(int(a)), signed(int(b))) & M32,
+}
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_inactive_lanes_keep_their_value(name):
+    exec_, old = 0x00FF00FF12345678, ints(9)
+    a, b = (np.arange(64, dtype=np.float32) + i for i in (1, 7))
+    wave = run(
+        f"{name} v0, v1, v2", v={0: old, 1: a.view(np.uint32), 2: b.view(np.uint32)}, exec_=exec_
+    )
+    sources = (a, b) if "_f32" in name else (a.view(np.uint32), b.view(np.uint32))
+    for lane, (x, y) in enumerate(zip(*sources, strict=True)):
+        want = DIRECT[name](x, y)
+        bits = int(want.view(np.uint32)) if "_f32" in name else want
+        assert int(wave.rows[0][lane]) == (bits if exec_ >> lane & 1 else int(old[lane]))
+
+
+def test_op_sel_places_a_result_in_the_high_half():
+    a, b, old = ints(1), ints(2), ints(3)
+    text = "v_mad_u16 v0, v1, v2, 5 op_sel:[1,0,0,1]"
+    wave = run(text, v={0: old, 1: a, 2: b})
+    want = [
+        (int(o) & L16) | (((int(x) >> 16) * (int(y) & L16) + 5) & L16) << 16
+        for x, y, o in zip(a, b, old, strict=True)
+    ]
+    check(wave.rows[0], want)
