@@ -46,13 +46,18 @@ class CaseReport:
 
 @dataclass(kw_only=True)
 class RowReport:
-    """One launcher with one tuning row on one architecture."""
+    """One launcher with one tuning row on one architecture.
+
+    `kernels` are the entry's own; `launched` names everything the cases started (a case may run the
+    launchers before and after its own).
+    """
 
     entry: str
     arch: str
     row: TuningRow
     cases: list[CaseReport] = field(default_factory=list)
     kernels: list[KernelReport] = field(default_factory=list)
+    launched: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
 
 
@@ -90,7 +95,9 @@ def run_row(entry: KernelEntry, arch: str, row: TuningRow) -> RowReport:
         with emulate(arch, counters=True) as driver:
             report.cases.append(_run_case(case))
         records += driver.records
-    report.kernels = kernel_reports(arch, records)
+    own = {path.rpartition(":")[2] for path in entry.kernels}
+    report.launched = {record.name for record in records}
+    report.kernels = kernel_reports(arch, [record for record in records if record.name in own])
     if not report.cases:
         report.failures.append("no cases")
     for case_report in report.cases:

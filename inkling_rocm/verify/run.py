@@ -81,7 +81,7 @@ def verify(
             reports += mine
             failures += _row_failures(mine)
             if mine:
-                failures += _coverage_failures(entry, arch, mine)
+                failures += _coverage_failures(entry, arch, mine, available)
     for path, render in ((json_path, as_json), (markdown_path, as_markdown)):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,12 +102,18 @@ def _row_failures(reports: list[RowReport]) -> list[str]:
     ]
 
 
-def _coverage_failures(entry: KernelEntry, arch: str, reports: list[RowReport]) -> list[str]:
-    """The cases must launch exactly the kernels the entry names."""
-    launched = {k.kernel for r in reports for k in r.kernels}
-    named = {path.rpartition(":")[2] for path in entry.kernels}
+def _function_names(launchers: Iterable[KernelEntry]) -> set[str]:
+    return {path.rpartition(":")[2] for entry in launchers for path in entry.kernels}
+
+
+def _coverage_failures(
+    entry: KernelEntry, arch: str, reports: list[RowReport], available: list[KernelEntry]
+) -> list[str]:
+    """The cases must launch every kernel the entry names, and none that no entry names."""
+    launched = set().union(*(r.launched for r in reports))
     where = f"{entry.name} {arch}"
-    return [f"{where}: no case launches {name}" for name in sorted(named - launched)] + [
-        f"{where}: launches {name}, which the entry does not name"
-        for name in sorted(launched - named)
+    missing = sorted(_function_names([entry]) - launched)
+    stray = sorted(launched - _function_names(available))
+    return [f"{where}: no case launches {name}" for name in missing] + [
+        f"{where}: launches {name}, which no entry names" for name in stray
     ]
