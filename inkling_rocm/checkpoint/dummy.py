@@ -78,7 +78,8 @@ def _fill(
     target: Tensor, piece: Piece, seed: int, mean: float, std: float, tp_rank: int, tp_size: int
 ) -> None:
     rows, columns = _file_indices(piece, tp_rank, tp_size, target.device)
-    target_2d = target.view(len(rows), len(columns))
+    in_file_order = target.t() if piece.layout == "conv" else target
+    target_2d = in_file_order.view(len(rows), len(columns))
     digest = hashlib.sha256(f"{seed}:{piece.name}".encode()).digest()
     keys = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
     spread = std * math.sqrt(3.0)  # uniform in +-spread has standard deviation std

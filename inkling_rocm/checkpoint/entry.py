@@ -2,8 +2,8 @@
 
 A parameter is a stack, along its first axis, of pieces; most have one piece, only the packed qkvr
 projection has four. Each piece is one released tensor, laid out in the file as `plain` (as we keep
-it), `conv` ([C,1,W], kept as [C,W]) or `interleaved` (rows g0,u0,g1,u1,... along the second to last
-axis, kept as all gate rows then all up rows).
+it), `conv` ([C,1,W], kept as [W,C]: a tap's channels lie together) or `interleaved` (rows
+g0,u0,g1,u1,... along the second to last axis, kept as all gate rows then all up rows).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Piece:
     def local_shape(self, tp_rank: int, tp_size: int) -> tuple[int, ...]:
         """Shape of this piece inside the parameter of one rank."""
         shape = tuple(s.stop - s.start for s in self.file_slice(tp_rank, tp_size))
-        return (shape[0], shape[2]) if self.layout == "conv" else shape
+        return (shape[2], shape[0]) if self.layout == "conv" else shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def copy_from_file(target: Tensor, source: Tensor, layout: Layout) -> None:
         target[..., :width, :].copy_(source[..., 0::2, :])
         target[..., width:, :].copy_(source[..., 1::2, :])
     elif layout == "conv":
-        target.copy_(source.squeeze(1))
+        target.copy_(source.squeeze(1).t())
     else:
         target.copy_(source)
 
@@ -143,5 +143,5 @@ def to_file_layout(view: Tensor, layout: Layout) -> Tensor:
         gate, up = view.chunk(2, dim=-2)
         return torch.stack((gate, up), dim=-2).flatten(-3, -2)
     if layout == "conv":
-        return view.unsqueeze(1).contiguous()
+        return view.t().unsqueeze(1).contiguous()
     return view.contiguous()

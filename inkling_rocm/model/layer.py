@@ -112,7 +112,7 @@ class Layer:
             normed_TH, residual_TH = self.ops.residual_conv_norm(
                 branch(normed_TH, host),
                 residual_TH,
-                conv_HW=w[f"{stream}_conv"],
+                conv_WH=w[f"{stream}_conv"],
                 norm_H=norm_H,
                 eps=self.text.rms_norm_eps,
                 meta=host.meta,

@@ -48,7 +48,7 @@ def attention_prologue(
     Args:
         qkvr: [T, (h + 2g) D + h R], this rank's packed projections.
         attention: this rank's head counts (h, g), D, R, tau's constants.
-        k_conv, v_conv: fp32 [g D, W]. q_norm, k_norm: [D].
+        k_conv, v_conv: fp32 [W, g D]. q_norm, k_norm: [D].
     Returns: q [T, h, D] and r [T, h, R] in qkvr's dtype.
     In place: K/V rows of tokens with kv.slot != 0; the two rings (see short_conv).
     """

@@ -23,7 +23,7 @@ def residual_conv_norm(
     partial_TH: Tensor,
     residual_TH: Tensor,
     *,
-    conv_HW: Tensor,
+    conv_WH: Tensor,
     norm_H: Tensor,
     eps: float,
     meta: BatchMeta,
@@ -36,12 +36,12 @@ def residual_conv_norm(
         partial_TH: [T, H], this rank's partial sum; may be overwritten.
         residual_TH: [T, H], the residual stream. A block drafter taps this argument: it is the
             stream before the layer's last short convolution.
-        conv_HW: fp32 [H, W]. norm_H: [H].
+        conv_WH: fp32 [W, H]. norm_H: [H].
     Returns: (normed [T, H], residual [T, H]), both in the model dtype.
     In place: ring (see short_conv).
     """
     reduced_TH = comm.all_reduce(partial_TH)
-    residual_TH = residual_TH + short_conv(reduced_TH, conv_HW, meta, ring)
+    residual_TH = residual_TH + short_conv(reduced_TH, conv_WH, meta, ring)
     return rms_norm(residual_TH, norm_H, eps), residual_TH
 
 

@@ -1,7 +1,7 @@
 """Short convolution over a ring of raw inputs: the part attention_prologue and residual_conv_norm
 share.
 
-    y[t, c] = x[t, c] + sum_{d=0..W-1} weight[c, W-1-d] * x[t-d, c]        (d = distance back in
+    y[t, c] = x[t, c] + sum_{d=0..W-1} weight[W-1-d, c] * x[t-d, c]        (d = distance back in
     time)
 
 fp32 accumulation, the residual x[t] added last, one rounding to the model dtype. Inputs at negative
@@ -75,8 +75,8 @@ def _plan(meta: BatchMeta, ring: ConvStateView, taps: int) -> ConvPlan:
 
 def _snapshot(meta: BatchMeta, ring: ConvStateView, taps: int) -> None:
     """Copy rows P-(W-1) .. P-1 of each row that asks for it to its snapshot slot."""
-    if ring.snapshot_slot is None or ring.snapshot_position is None:
-        return
+    assert ring.snapshot_slot is not None
+    assert ring.snapshot_position is not None
     ring_len = ring.state.shape[1]
     rows = (ring.snapshot_slot > 0).nonzero()[:, 0]
     back = torch.arange(taps - 1, 0, -1, device=ring.state.device)
@@ -85,16 +85,16 @@ def _snapshot(meta: BatchMeta, ring: ConvStateView, taps: int) -> None:
     ring.state[target, at] = ring.state[source, at]
 
 
-def short_conv(x_TC: Tensor, weight_CW: Tensor, meta: BatchMeta, ring: ConvStateView) -> Tensor:
+def short_conv(x_TC: Tensor, weight_WC: Tensor, meta: BatchMeta, ring: ConvStateView) -> Tensor:
     """Convolve a chunk, then store its last inputs in the ring (and snapshots, where asked for).
 
     Args:
         x_TC: [T, C] raw inputs in the ring's dtype, rows may be strided.
-        weight_CW: fp32 [C, W]; column W-1 weighs the current token.
+        weight_WC: fp32 [W, C]; row W-1 weighs the current token.
     Returns: [T, C] in x's dtype.
     In place: ring.state rows of tokens whose token_slot is not 0.
     """
-    (T, C), taps = x_TC.shape, weight_CW.shape[1]
+    (T, C), taps = x_TC.shape, len(weight_WC)
     key = ("conv", ring.state.shape[1], taps, ring.slot.data_ptr(), ring.token_slot.data_ptr())
     if key not in meta.memo:
         meta.memo[key] = _plan(meta, ring, taps)
@@ -104,12 +104,12 @@ def short_conv(x_TC: Tensor, weight_CW: Tensor, meta: BatchMeta, ring: ConvState
     if plan.ring_rows is not None:
         ring_rows = flat_ring.index_select(0, plan.ring_rows)
         inputs = torch.cat((x_TC, ring_rows, x_TC.new_zeros(1, C)))
-    past = inputs.index_select(0, plan.past)
-    wide = torch.float64 if x_TC.dtype == torch.float64 else torch.float32
-    weight_WC, x_wide = weight_CW.t().to(wide), x_TC.to(wide)
-    y_TC = (past.view(T, taps - 1, C).to(wide) * weight_WC[:-1]).sum(1)
-    y_TC = y_TC.addcmul_(x_wide, weight_WC[-1]).add_(x_wide)
+    past_TwC = inputs.index_select(0, plan.past).view(T, taps - 1, C)
+    # A product with the fp32 weights is at least fp32 whatever the inputs' dtype.
+    y_TC = (past_TwC * weight_WC[:-1]).sum(1)
+    y_TC = torch.addcmul(y_TC, x_TC.to(y_TC.dtype), weight_WC[-1]).add_(x_TC)
     stored = x_TC if plan.write_from is None else x_TC.index_select(0, plan.write_from)
     flat_ring.index_copy_(0, plan.write_to, stored)
-    _snapshot(meta, ring, taps)
+    if ring.snapshot_slot is not None:
+        _snapshot(meta, ring, taps)
     return y_TC.to(x_TC.dtype)

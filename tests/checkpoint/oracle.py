@@ -21,13 +21,13 @@ def block(tensors: dict, name: str, released: str, dense: bool) -> dict:
     out = {
         "attn_norm": t["attn_norm.weight"],
         "mlp_norm": t["mlp_norm.weight"],
-        "attn_conv": t["attn_sconv.weight"][:, 0].float(),
-        "mlp_conv": t["mlp_sconv.weight"][:, 0].float(),
+        "attn_conv": t["attn_sconv.weight"][:, 0].t().float(),
+        "mlp_conv": t["mlp_sconv.weight"][:, 0].t().float(),
         "attn.qkvr": torch.cat(
             [t[a + f"{x}.weight"] for x in ("wq_du", "wk_dv", "wv_dv", "wr_du")]
         ),
-        "attn.k_conv": t[a + "k_sconv.weight"][:, 0].float(),
-        "attn.v_conv": t[a + "v_sconv.weight"][:, 0].float(),
+        "attn.k_conv": t[a + "k_sconv.weight"][:, 0].t().float(),
+        "attn.v_conv": t[a + "v_sconv.weight"][:, 0].t().float(),
         "attn.q_norm": t[a + "q_norm.weight"],
         "attn.k_norm": t[a + "k_norm.weight"],
         "attn.rel_proj": t[a + "rel_logits_proj.proj"],
@@ -99,8 +99,8 @@ def reassemble(name: str, shards: list[torch.Tensor]) -> torch.Tensor:
         kv_heads = tiny.LOCAL_KV if _is_local(name) else tiny.KV
         kv_rows = max(1, kv_heads // n) * tiny.D
         if last != "qkvr":
-            assert all(len(shard) == kv_rows for shard in shards)
-            return torch.cat(_distinct_kv(shards, kv_heads))
+            assert all(shard.shape[1] == kv_rows for shard in shards)
+            return torch.cat(_distinct_kv(shards, kv_heads), dim=1)
         heads = tiny.HEADS // n
         rows = [heads * tiny.D, kv_rows, kv_rows, heads * tiny.R]
         q, k, v, r = (list(x) for x in zip(*(s.split(rows) for s in shards), strict=True))

@@ -65,7 +65,7 @@ def test_the_value_oracle_can_fail(checkpoint, config, tensors):
         "layers.0.mlp.gate_up": lambda w: w.roll(len(w) // 2, 0),
         "layers.1.moe.w13": lambda w: w.flip(0),
         "layers.0.attn.qkvr": lambda w: w.roll(1, 0),
-        "layers.0.attn.k_conv": lambda w: w.flip(1),
+        "layers.0.attn.k_conv": lambda w: w.flip(0),
     }.items():
         with pytest.raises(AssertionError, match=name):
             assert_same(weights | {name: change(weights[name])}, wanted)

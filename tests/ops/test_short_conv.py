@@ -38,13 +38,13 @@ def layout(rows):
 
 def convolve_whole(x, weight):
     """Float64 loop over a whole sequence from position 0."""
-    taps = weight.shape[1]
+    taps = len(weight)
     out = torch.zeros_like(x)
     for t in range(len(x)):
         out[t] = x[t]
         for distance in range(taps):
             if t >= distance:
-                out[t] += weight[:, taps - 1 - distance].double() * x[t - distance]
+                out[t] += weight[taps - 1 - distance].double() * x[t - distance]
     return out
 
 
@@ -53,7 +53,7 @@ def convolve_whole(x, weight):
 def test_any_split_of_two_sequences_equals_the_whole(taps, extra):
     torch.manual_seed(taps * 10 + extra)
     ring_len = max(taps - 1, 1) + extra
-    weight = torch.randn(CHANNELS, taps)
+    weight = torch.randn(taps, CHANNELS)
     sequences = [torch.randn(37, CHANNELS).double() for _ in range(2)]
     state = torch.full((3, ring_len, CHANNELS), float("nan")).double()
     state[0] = 0
@@ -90,7 +90,7 @@ def test_history_zero_runs_fresh_and_stale_ring_rows_are_not_read():
     meta, slot, token_slot, _ = layout([(1, 10, 3)])
     state = torch.full((2, 3, CHANNELS), float("nan")).double()
     x = torch.randn(3, CHANNELS).double()
-    weight = torch.randn(CHANNELS, 4)
+    weight = torch.randn(4, CHANNELS)
     ring = ConvStateView(
         state=state, slot=slot, token_slot=token_slot, history=torch.zeros(1, dtype=torch.int32)
     )
@@ -104,14 +104,14 @@ def test_tokens_of_slot_zero_leave_the_ring_alone():
     before = state.clone()
     x = torch.randn(3, CHANNELS).double()
     ring = ConvStateView(state=state, slot=slot, token_slot=token_slot, history=start.clamp(max=3))
-    short_conv(x, torch.randn(CHANNELS, 4), meta, ring)
+    short_conv(x, torch.randn(4, CHANNELS), meta, ring)
     changed = (state != before).any(-1)
     assert changed.nonzero().tolist() == [[1, 5], [1, 6]]
 
 
 def test_rerunning_positions_overwrites():
     """A rejected draft is simply run over: the ring needs no rollback."""
-    weight = torch.randn(CHANNELS, 4)
+    weight = torch.randn(4, CHANNELS)
     sequence = torch.randn(12, CHANNELS).double()
     state = torch.full((2, 3 + 4, CHANNELS), float("nan")).double()
 
@@ -140,7 +140,7 @@ def test_snapshot_copies_the_rows_before_its_boundary():
         snapshot_slot=torch.tensor([3, 0], dtype=torch.int32),
         snapshot_position=torch.tensor([5, 0], dtype=torch.int32),
     )
-    short_conv(x, torch.randn(CHANNELS, 4), meta, ring)
+    short_conv(x, torch.randn(4, CHANNELS), meta, ring)
     for position in (2, 3, 4):
         assert torch.equal(state[3, position % 5], x[position])
     assert (state[3, [0, 1]] == 0).all()

@@ -48,11 +48,11 @@ def window_long(config, weights):
 
 
 def tap_dropped(config, weights):
-    return config, _edit(weights, "attn.k_conv", _zero((slice(None), 0)))
+    return config, _edit(weights, "attn.k_conv", _zero(0))
 
 
 def residual_tap_dropped(config, weights):
-    return config, _edit(weights, "mlp_conv", _zero((slice(None), 0)))
+    return config, _edit(weights, "mlp_conv", _zero(0))
 
 
 def shared_expert_left_out(config, weights):
