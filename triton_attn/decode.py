@@ -34,6 +34,18 @@ MAX_VERIFY_TOKENS = 16
 
 
 @triton.jit
+def _splits_of(kv_len, q_start, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
+    """First visible key, length of a split, number of the first split, count. The length grows with the request's own
+    length, so that the count stays bounded."""
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(q_start - WINDOW + 1, 0)
+    split = SPLIT * tl.maximum(tl.cdiv(kv_len - first_key, SPLIT * (MAX_SPLITS - 1)), 1)
+    first_split = first_key // split
+    return first_key, split, first_split, tl.maximum(tl.cdiv(kv_len, split) - first_split, 1)
+
+
+@triton.jit
 def _features(
     r_ptr, token0, row_token, row_head, mask_rows, chunk, stride_r_t, stride_r_h,
     D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
@@ -125,6 +137,63 @@ def _store_rows(
 
 
 @triton.jit
+def _merge(
+    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0, q_len, kv_head, out_rows, stride_out_t, stride_out_h,
+    H: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr, MERGE_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Combine a request's partial results for rows `out_rows` of one K/V head, split after split."""
+    row_token, row_head = out_rows // GROUP, kv_head * GROUP + out_rows % GROUP
+    mask_rows = row_token < q_len
+    base = pair * MAX_SPLITS * BLOCK_ROWS
+    offs_d = tl.arange(0, BLOCK_D)
+    offs_rd = out_rows[:, None] * BLOCK_D + offs_d[None, :]
+    l = tl.zeros([MERGE_ROWS], tl.float32)
+    m = tl.full([MERGE_ROWS], -1e30, tl.float32)
+    acc = tl.zeros([MERGE_ROWS, BLOCK_D], tl.float32)
+    for s0 in range(0, splits, MERGE):
+        for j in tl.static_range(MERGE):  # unrolled: the loads of MERGE splits are in flight together
+            at = base + (s0 + j) * BLOCK_ROWS
+            mask_j = mask_rows & (s0 + j < splits)
+            lm_ptrs = partial_lm_ptr + at * 2 + out_rows
+            l_j = tl.load(lm_ptrs, mask=mask_j, other=0.0, cache_modifier=".cg")
+            m_j = tl.load(lm_ptrs + BLOCK_ROWS, mask=mask_j, other=-1e30, cache_modifier=".cg")
+            part = tl.load(partial_ptr + at * BLOCK_D + offs_rd, mask=mask_j[:, None], other=0.0, cache_modifier=".cg")
+            m_new = tl.maximum(m, m_j)
+            old, new = tl.exp2(m - m_new), tl.exp2(m_j - m_new)
+            acc = acc * old[:, None] + part * new[:, None]
+            l = l * old + l_j * new
+            m = m_new
+    _store_rows(
+        out_ptr, lse_ptr, acc, l, m, token0 + row_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
+    )
+
+
+@triton.jit
+def _merge_kernel(
+    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, cu_seqlens_q_ptr, kv_len_ptr, stride_out_t, stride_out_h,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+):  # fmt: skip
+    """The merge as a launch of its own, for verify: many rows would keep the last program busy for too long."""
+    kv_head, request = tl.program_id(1), tl.program_id(2)
+    token0 = tl.load(cu_seqlens_q_ptr + request)
+    q_len = tl.load(cu_seqlens_q_ptr + request + 1) - token0
+    kv_len = tl.load(kv_len_ptr + request)
+    _, _, _, splits = _splits_of(kv_len, kv_len - q_len, WINDOW, SPLIT, MAX_SPLITS)
+    first_row = tl.program_id(0) * MERGE_ROWS
+    if (splits == 1) | (first_row >= q_len * GROUP):
+        return
+    pair = request.to(tl.int64) * tl.num_programs(1) + kv_head
+    _merge(
+        out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0.to(tl.int64), q_len, kv_head,
+        first_row + tl.arange(0, MERGE_ROWS), stride_out_t, stride_out_h, H, GROUP, BLOCK_ROWS, HEAD_DIM, BLOCK_D,
+        MAX_SPLITS, MERGE, MERGE_ROWS,
+    )  # fmt: skip
+
+
+@triton.jit
 def _decode_kernel(
     out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, kv_len_ptr, r_ptr, table_ptr,
     tau_ptr, aux, partial_ptr, partial_lm_ptr, ticket_ptr, stride_out_t, stride_out_h, stride_q_t, stride_q_h,
@@ -134,7 +203,7 @@ def _decode_kernel(
     H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
-    MERGE_ROWS: tl.constexpr, AMD: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_HERE: tl.constexpr, AMD: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -172,13 +241,7 @@ def _decode_kernel(
 
     q_start = kv_len - q_len
     q_pos = q_start + row_token
-    first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(q_start - WINDOW + 1, 0)
-    # The length of a split grows with the request's own length, so that their number stays bounded.
-    split = SPLIT * tl.maximum(tl.cdiv(kv_len - first_key, SPLIT * (MAX_SPLITS - 1)), 1)
-    first_split = first_key // split
-    splits = tl.maximum(tl.cdiv(kv_len, split) - first_split, 1)
+    first_key, split, first_split, splits = _splits_of(kv_len, q_start, WINDOW, SPLIT, MAX_SPLITS)
     if (program >= splits) | (q_len <= 0):
         return
     page_row_ptr = page_table_ptr + request.to(tl.int64) * stride_page_b - first_page
@@ -226,7 +289,7 @@ def _decode_kernel(
             tl.store(partial_ptr + slot * BLOCK_D + rows[:, None] * BLOCK_D + offs_d[None, :], acc, mask=mask_rows[:, None])
             tl.store(partial_lm_ptr + slot * 2 + rows, l, mask=mask_rows)
             tl.store(partial_lm_ptr + slot * 2 + BLOCK_ROWS + rows, m, mask=mask_rows)
-    if splits == 1:
+    if splits == 1 or not MERGE_HERE:
         return
 
     # The last program of this request and K/V head merges. Every wave's stores must be out before the ticket is drawn.
@@ -237,29 +300,10 @@ def _decode_kernel(
         return
     tl.debug_barrier()
     tl.store(ticket_ptr + pair, 0)
-    base = pair * MAX_SPLITS * BLOCK_ROWS
-    out_rows = tl.arange(0, MERGE_ROWS)  # the tile's rows without its padding to 16
-    row_token, row_head = out_rows // GROUP, kv_head * GROUP + out_rows % GROUP
-    mask_rows = row_token < q_len
-    l = tl.zeros([MERGE_ROWS], tl.float32)
-    m = tl.full([MERGE_ROWS], -1e30, tl.float32)
-    acc = tl.zeros([MERGE_ROWS, BLOCK_D], tl.float32)
-    offs_rd = out_rows[:, None] * BLOCK_D + offs_d[None, :]
-    for s0 in range(0, splits, MERGE):
-        for j in tl.static_range(MERGE):  # unrolled: the loads of MERGE splits are in flight together
-            at = base + (s0 + j) * BLOCK_ROWS
-            mask_j = mask_rows & (s0 + j < splits)
-            l_j = tl.load(partial_lm_ptr + at * 2 + out_rows, mask=mask_j, other=0.0, cache_modifier=".cg")
-            m_j = tl.load(partial_lm_ptr + at * 2 + BLOCK_ROWS + out_rows, mask=mask_j, other=-1e30, cache_modifier=".cg")
-            part = tl.load(partial_ptr + at * BLOCK_D + offs_rd, mask=mask_j[:, None], other=0.0, cache_modifier=".cg")
-            m_new = tl.maximum(m, m_j)
-            old, new = tl.exp2(m - m_new), tl.exp2(m_j - m_new)
-            acc = acc * old[:, None] + part * new[:, None]
-            l = l * old + l_j * new
-            m = m_new
-    _store_rows(
-        out_ptr, lse_ptr, acc, l, m, token0 + row_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
-    )
+    _merge(
+        out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0, q_len, kv_head, tl.arange(0, MERGE_ROWS),
+        stride_out_t, stride_out_h, H, GROUP, BLOCK_ROWS, HEAD_DIM, BLOCK_D, MAX_SPLITS, MERGE, MERGE_ROWS,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +333,7 @@ class DecodeWorkspace:
         )
 
 
-# Splits a request has at most, and how many of them the merge keeps in flight (registers).
+# Splits a request has at most, and how many of them a merge keeps in flight (registers).
 MAX_SPLITS = 128
 MERGE_SPLITS = 4
 
@@ -397,7 +441,9 @@ def _launch(
     row = row or DECODE.select(
         arch.name, head_dim=D, window=window, rows=block_rows, bits=q.element_size() * 8, relative=mod == MOD_RELATIVE
     )
-    merge_rows = triton.next_power_of_2(group * max_q_len)
+    # A decode tile of many heads (MHA packed on one K/V head) merges in place whatever its rows.
+    merge_here = cu_seqlens_q is None or group * max_q_len <= 16
+    merge_rows = triton.next_power_of_2(group * max_q_len) if merge_here else 8
     tokens = 1 if max_q_len == 1 else 2 if max_q_len == 2 else 4
     workspace = workspace or DecodeWorkspace.allocate(
         q.device, max_requests=B, num_kv_heads=g, max_rows=block_rows, head_dim=D
@@ -447,10 +493,26 @@ def _launch(
         HEAD_DIM=D,
         BLOCK_D=block_d,
         MAX_SPLITS=MAX_SPLITS,
-        MERGE=max(1, min(MERGE_SPLITS, 64 // merge_rows)),
+        MERGE=MERGE_SPLITS,
         MERGE_ROWS=merge_rows,
+        MERGE_HERE=merge_here,
         AMD=arch.vendor == "amd",
         **row.constexprs,
         **row.options,
     )  # fmt: skip
+    if not merge_here:
+        _merge_kernel[(triton.cdiv(group * max_q_len, merge_rows), g, B)](
+            out, lse, workspace.partial, workspace.partial[lm_at:], cu_seqlens_q, kv_len, out.stride(0), out.stride(1),
+            WINDOW=window,
+            SPLIT=row.constexprs["SPLIT"],
+            H=h,
+            GROUP=group,
+            BLOCK_ROWS=block_rows,
+            HEAD_DIM=D,
+            BLOCK_D=block_d,
+            MAX_SPLITS=MAX_SPLITS,
+            MERGE=MERGE_SPLITS,
+            MERGE_ROWS=merge_rows,
+            num_warps=4,
+        )  # fmt: skip
     return (out, lse) if return_lse else out

@@ -16,7 +16,6 @@ import triton.language as tl
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
 from triton_attn.checks import check_paged, request_arch
-from triton_attn.hopper import launch_hopper
 from triton_attn.profile import BUFFER_PAD, Chunk, allocate_rows, pitch_of, plan_chunks, write_profile_rows
 from triton_attn.score_mod import RelativeBias, ScoreMod
 from triton_attn.tiles import LOG2E, find_request, load_rows, softmax_step, visible_keys
@@ -259,6 +258,8 @@ def attention_prefill(
             **row.options,
         }
         if variant == "hopper":
+            from triton_attn.hopper import launch_hopper  # Gluon: only where it is used
+
             launch_hopper(
                 tensors, strides, constants, chunk, B, softmax_scale, arch.compute_units
             )

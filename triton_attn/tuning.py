@@ -2,12 +2,14 @@
 
 from kernel_base.tuning import TuningRow, TuningTable
 
+# Where the measured rows come from: every configuration tried is a line of this file.
+_TUNED = "bench/results/attention_tuning_h200_2026-11-30.jsonl"
 _GUESS = "starting point: the shape of public Triton attention configurations"
 
 
-def _prefill(arch, when, tile, options, evidence="guess", source=_GUESS):
+def _prefill(arch, when, tile, options, evidence="guess", source=_GUESS, variant="triton"):
     block_m, block_n, stages = tile
-    constexprs = {"VARIANT": "triton", "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages}
+    constexprs = {"VARIANT": variant, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages}
     return TuningRow(
         arch=arch, when=when, constexprs=constexprs, options=options, evidence=evidence, source=source
     )
@@ -29,12 +31,28 @@ def _nvidia_prefill(arch):
     )
 
 
+# The warp-specialised variant: no score mod (0) or the relative bias (2), 16-bit inputs, head_dim 64 or 128.
+_HOPPER_PREFILL = tuple(
+    _prefill(
+        "sm90",
+        {"bits": 16, "head_dim": head_dim, "mod": mod},
+        (128, 64, 4),
+        {"num_warps": 4},
+        evidence,
+        _TUNED,
+        "hopper",
+    )
+    for head_dim, evidence in ((128, "measured"), (64, "guess"))
+    for mod in (0, 2)
+)
+
 PREFILL = TuningTable(
     "triton_attn.attention_prefill",
     (
         *_amd_prefill("gfx942"),
         *_amd_prefill("gfx950"),
         *_nvidia_prefill("sm80"),
+        *_HOPPER_PREFILL,
         *_nvidia_prefill("sm90"),
         *_nvidia_prefill("sm100"),
     ),
@@ -57,9 +75,15 @@ PROFILE_WRITER = TuningTable(
     "triton_attn.write_profile_rows",
     tuple(
         row
-        for arch in ("gfx942", "gfx950", "sm80", "sm90", "sm100")
+        for arch, evidence in (
+            ("gfx942", ()),
+            ("gfx950", ()),
+            ("sm80", ()),
+            ("sm90", ("measured", _TUNED)),
+            ("sm100", ()),
+        )
         for row in (
-            _writer(arch, 16, 64, 512, 128, 2, {"num_warps": 4}),
+            _writer(arch, 16, 32, 512, 256, 2, {"num_warps": 4}, *evidence),
             _writer(arch, 32, 32, 256, 64, 1, {"num_warps": 4}),
         )
     ),
@@ -73,26 +97,41 @@ def _decode(arch, when, block_n, split, stages, options, evidence="guess", sourc
     )
 
 
-def _decode_rows(arch, stages, options):
+def _amd_decode(arch, options):
     many = {**options, "num_warps": 8}
     return (
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 256, 1, options),
         _decode(arch, {"bits": 32}, 16, 256, 1, many),
         _decode(arch, {"head_dim": (129, None)}, 32, 256, 2, options),
-        _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 128, stages, options),
-        _decode(arch, {"window": (1, None)}, 64, 128, 2, many),
-        _decode(arch, {"rows": (None, 32)}, 64, 256, stages, options),
-        _decode(arch, {}, 64, 256, 2, many),
+        _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 128, 2, options),
+        _decode(arch, {"window": (1, None)}, 32, 128, 2, many),
+        _decode(arch, {"rows": (None, 32)}, 64, 512, 2, options),
+        _decode(arch, {}, 32, 512, 2, many),
+    )
+
+
+def _nvidia_decode(arch, evidence, source):
+    few, many = {"num_warps": 4}, {"num_warps": 8}
+    return (
+        _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 256, 2, few),
+        _decode(arch, {"bits": 32}, 16, 256, 2, many),
+        _decode(arch, {"head_dim": (129, None)}, 32, 256, 3, few),
+        _decode(arch, {"window": (1, None), "rows": (None, 16)}, 64, 192, 5, few, evidence, source),
+        _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 256, 5, few, evidence, source),
+        _decode(arch, {"window": (1, None)}, 32, 256, 3, few, evidence, source),
+        _decode(arch, {"rows": (None, 16)}, 64, 512, 5, few, evidence, source),
+        _decode(arch, {"rows": (None, 32)}, 64, 512, 3, few, evidence, source),
+        _decode(arch, {}, 32, 512, 5, many, evidence, source),
     )
 
 
 DECODE = TuningTable(
     "triton_attn.attention_decode",
     (
-        *_decode_rows("gfx942", 2, {"num_warps": 4, "matrix_instr_nonkdim": 16}),
-        *_decode_rows("gfx950", 2, {"num_warps": 4, "matrix_instr_nonkdim": 16}),
-        *_decode_rows("sm80", 3, {"num_warps": 4}),
-        *_decode_rows("sm90", 3, {"num_warps": 4}),
-        *_decode_rows("sm100", 3, {"num_warps": 4}),
+        *_amd_decode("gfx942", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
+        *_amd_decode("gfx950", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
+        *_nvidia_decode("sm80", "guess", "sm90's row"),
+        *_nvidia_decode("sm90", "measured", _TUNED),
+        *_nvidia_decode("sm100", "guess", "sm90's row"),
     ),
 )
