@@ -23,7 +23,7 @@ PACKAGE = HERE.parent.parent / "gcn_emulator"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A planted bug: `old` becomes `new` once in `file`; `tests` must then fail."""
+    """A planted bug: `old` becomes `new` once in `file`; the files `tests` must then fail."""
 
     kind: str
     what: str
@@ -49,7 +49,8 @@ def _copy(folder: Path) -> Path:
 def _pytest(folder: Path, tests: str) -> subprocess.CompletedProcess:
     env = dict(os.environ, PYTHONPATH=str(folder), XDG_CACHE_HOME=str(folder / "cache"))
     # confcutdir: the conftest.py above would put the original package in front of the copy
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--confcutdir={HERE}", str(HERE / tests)]
+    options = ["-x", "-q", "-p", "no:cacheprovider", f"--confcutdir={HERE}"]
+    options += [str(path) for name in tests.split() for path in sorted(HERE.glob(name))]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         env=env, capture_output=True, text=True, cwd=folder, check=False,
