@@ -3,6 +3,8 @@ checks."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kernel_base.arch import Arch
@@ -30,12 +32,11 @@ def experts(
     """Run the experts of one rank; no host synchronisation, capturable, bitwise repeatable.
 
     Args:
-        x: [T, H], rows of any pitch. topk_ids: int32 [T, K] contiguous, of the whole model's
-        experts.
-            topk_weights: fp32 [T, K + S], unit last stride.
-        w13: [X, 2I, H], gate rows then up rows. w2: [X, H, I]. shared_w13: [S, 2I, H]. shared_w2:
-        [S, H, I];
-            S may be 0. All of x's dtype, contiguous.
+        x: [T, H], rows of any pitch.
+        topk_ids: int32 [T, K] contiguous, of the whole model's experts.
+        topk_weights: fp32 [T, K + S], unit last stride.
+        w13: [X, 2I, H], gate rows then up rows. w2: [X, H, I]. shared_w13: [S, 2I', H]. shared_w2:
+            [S, H, I']; S may be 0. All of x's dtype, contiguous.
         first_expert: id of w13[0]: this rank's experts are first_expert .. first_expert + X - 1,
             and choices of others contribute nothing.
         plan: a row of moe_aiter.tuning.PLAN; None = the table's.
@@ -51,8 +52,9 @@ def experts(
     require(op, X >= 1, "the number of local experts", X, "at least 1")
     check_weight(op, "w13", w13, (X, 2 * I, H), x)
     check_weight(op, "w2", w2, (X, H, I), x)
-    check_weight(op, "shared_w13", shared_w13, (S, 2 * I, H), x)
-    check_weight(op, "shared_w2", shared_w2, (S, H, I), x)
+    shared_I = shared_w2.shape[2]
+    check_weight(op, "shared_w13", shared_w13, (S, 2 * shared_I, H), x)
+    check_weight(op, "shared_w2", shared_w2, (S, H, shared_I), x)
     ids_are = (tuple(topk_ids.shape), topk_ids.dtype, topk_ids.is_contiguous())
     require(
         op, ids_are == ((T, K), torch.int32, True), "topk_ids", ids_are, ((T, K), torch.int32, True)
@@ -73,16 +75,26 @@ def experts(
     if T == 0:
         return out
     plan = plan or PLAN.select(arch.name, tokens=T, hidden=H, width=I)
-    most_choices = min(plan.constexprs["BY_TOKEN_CHOICES"], MAX_CHOICES)
-    local = {"w13": w13, "w2": w2, "first_expert": first_expert, "out": out, "arch": arch}
+    bounds: dict[str, Any] = dict(plan.constexprs)
+    most_choices = min(bounds["BY_TOKEN_CHOICES"], MAX_CHOICES)
+    local: dict[str, Any] = {
+        "w13": w13,
+        "w2": w2,
+        "first_expert": first_expert,
+        "out": out,
+        "arch": arch,
+    }
     choices = T * K
-    if choices <= most_choices:
+    # One launch serves both kinds only where they are of one width (they differ under expert
+    # parallelism, where the shared experts are split by width).
+    one_width = S == 0 or shared_I == I
+    if one_width and choices <= most_choices:
         return experts_by_token(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )
-    fold_rows = plan.constexprs["FOLD_ROWS"]
+    fold_rows = bounds["FOLD_ROWS"]
     rows_each = choices // X
-    if S == 0 or rows_each <= fold_rows:
+    if S == 0 or (one_width and rows_each <= fold_rows):
         return experts_by_choice(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )

@@ -17,6 +17,7 @@ where all sigmoids underflow. bf16 products are exact in fp32; fp32 products use
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -96,7 +97,7 @@ def _select(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens", "num_experts", "stride_ids"))
 def _router_kernel(
     partial_ptr, ticket_ptr, ids_ptr, weights_ptr, x_ptr, w_ptr, bias_ptr, scale_ptr,
     tokens, num_experts, hidden, route_scale, stride_x, stride_ids,
@@ -145,7 +146,7 @@ def _router_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens", "num_experts", "stride_ids"))
 def _select_kernel(
     ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tokens, num_experts, route_scale,
     stride_ids,
@@ -228,21 +229,22 @@ def gate(
     if T == 0:
         return ids, weights_out
     row = rows[0] or ROUTER.select(arch.name, tokens=T, bits=x.element_size() * 8, hidden=H)
-    c = row.constexprs
+    c: dict[str, Any] = dict(row.constexprs)
     slices = triton.cdiv(H, c["SLICE"])
     most_tokens = min(ONE_LAUNCH_TOKENS, c["BLOCK_M"])
     finish = most_tokens >= T
     partial = torch.empty(slices, T, X + S, dtype=torch.float32, device=x.device)
+    ticket = None
     if finish:
-        workspace = workspace or GateWorkspace.allocate(x.device)
+        ticket = (workspace or GateWorkspace.allocate(x.device)).ticket
     second = rows[1] or SELECT.select(arch.name, tokens=T)
     shared = {
         "SHARED": S, "TOP_K": K, "SLICES": slices, "BLOCK_X": triton.next_power_of_2(X),
         "BLOCK_S": triton.next_power_of_2(max(S, 2)), "BLOCK_W": triton.next_power_of_2(K + S),
     }  # fmt: skip
-    block_t = triton.next_power_of_2(T) if finish else second.constexprs["BLOCK_T"]
+    block_t = next(b for b in (1, 4, 16) if b >= T) if finish else second.constexprs["BLOCK_T"]
     _router_kernel[(triton.cdiv(T, c["BLOCK_M"]), triton.cdiv(X + S, c["BLOCK_N"]), slices)](
-        partial, workspace.ticket if finish else None, ids, weights_out, x, weight, bias,
+        partial, ticket, ids, weights_out, x, weight, bias,
         global_scale,
         T, X, H, route_scale, x.stride(0), ids.stride(0),
         FINISH=finish, EVEN_K=H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0,

@@ -13,6 +13,8 @@ addend.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +24,11 @@ from kernel_base.tuning import TuningRow
 from moe_aiter.routing import sort_choices
 from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
 from moe_aiter.tuning import COMBINE, DOWN_GROUPED, SWIGLU_GROUPED
+
+# Arguments whose value must not make another kernel: every new batch size would be compiled.
+COUNTS = (
+    "tokens", "choices", "blocks", "all_blocks", "stride_gamma", "first_expert", "num_experts"
+)  # fmt: skip
 
 
 @triton.jit
@@ -55,7 +62,7 @@ def _block(
     return expert, row0, choice, valid
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _swiglu_grouped_kernel(
     act_ptr, x_ptr, gamma_ptr, w13_ptr, shared_ptr,
     choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr,
@@ -104,7 +111,7 @@ def _swiglu_grouped_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _down_grouped_kernel(
     partial_ptr, act_ptr, w2_ptr, shared_ptr,
     choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr,
@@ -148,7 +155,7 @@ def _down_grouped_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _combine_kernel(
     out_ptr, partial_ptr, addend_ptr, ids_ptr, tokens, choices, first_expert, num_experts, hidden,
     stride_out, stride_addend,
@@ -233,7 +240,8 @@ def experts_by_choice(
     facts = {"rows": choices // max(X, 1), "bits": bits, "width": I, "hidden": H}
     first = rows[0] or SWIGLU_GROUPED.select(arch.name, **facts)
     second = rows[1] or DOWN_GROUPED.select(arch.name, **facts)
-    block_m = first.constexprs["BLOCK_M"]
+    c: dict[str, Any] = dict(first.constexprs)
+    block_m = c["BLOCK_M"]
     if second.constexprs["BLOCK_M"] != block_m:
         raise ValueError(
             f"experts_by_choice: BLOCK_M is {block_m} in the gate/up row and "
@@ -247,14 +255,13 @@ def experts_by_choice(
     act = torch.empty(choices + S * T, I, dtype=x.dtype, device=x.device)
     partial = torch.empty(choices + S * T, H, dtype=x.dtype, device=x.device)
     where = (order.choice, order.block_expert, order.block_begin, order.block_end)
-    c = first.constexprs
     _swiglu_grouped_kernel[(all_blocks * triton.cdiv(I, c["BLOCK_N"]),)](
         act, x, gamma, w13, shared_w13, *where,
         T, choices, blocks, all_blocks, H, I, x.stride(0), gamma.stride(0),
         TOP_K=K, FOLD=S > 0, EVEN_K=H % c["BLOCK_K"] == 0,
         **first.launch_kwargs(),
     )  # fmt: skip
-    c = second.constexprs
+    c = dict(second.constexprs)
     _down_grouped_kernel[(all_blocks * triton.cdiv(H, c["BLOCK_N"]),)](
         partial, act, w2, shared_w2, *where,
         T, choices, blocks, all_blocks, H, I,

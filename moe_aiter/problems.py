@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ class Problem:
     x: torch.Tensor
     ids: torch.Tensor
     gamma: torch.Tensor
-    weights: dict[str, torch.Tensor]
+    weights: dict[str, Any]
 
     def reference(self, dtype: torch.dtype = torch.float64, first_expert: int = 0) -> torch.Tensor:
         """See `experts_reference`."""

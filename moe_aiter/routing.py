@@ -23,7 +23,7 @@ from kernel_base.tuning import TuningRow
 from moe_aiter.tuning import SORT
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("choices", "first_expert", "num_experts"))
 def _sort_kernel(
     sorted_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, ids_ptr,
     choices, first_expert, num_experts, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,

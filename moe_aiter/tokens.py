@@ -17,6 +17,8 @@ one linearised dense block, and (with one shared expert and gamma = global_scale
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -30,6 +32,10 @@ from moe_aiter.tuning import DOWN_TOKENS, SWIGLU_TOKENS
 MAX_CHOICES = 128
 CHOICE_RADIX = tl.constexpr(MAX_CHOICES)
 LIST_ROWS = tl.constexpr(16)
+# Arguments whose value must not make another kernel: every new batch size would be compiled.
+COUNTS = (
+    "tokens", "choices", "first_expert", "num_experts", "stride_gamma", "blocks_m", "shared_experts"
+)  # fmt: skip
 
 
 @triton.jit
@@ -57,7 +63,7 @@ def _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P:
         tl.store(slots_ptr + 1 + rank, id_q * CHOICE_RADIX + q, mask=leads_q)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _swiglu_tokens_kernel(
     act_ptr, slots_ptr, x_ptr, ids_ptr, gamma_ptr, w13_ptr, shared_ptr,
     tokens, choices, first_expert, num_experts, hidden, width, stride_x, stride_gamma, blocks_m,
@@ -103,7 +109,7 @@ def _swiglu_tokens_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _down_tokens_kernel(
     out_ptr, act_ptr, slots_ptr, w2_ptr, shared_ptr,
     tokens, choices, hidden, width, shared_experts, stride_out, blocks_m,
@@ -176,17 +182,17 @@ def experts_by_token(
     first = rows[0] or SWIGLU_TOKENS.select(arch.name, **facts)
     second = rows[1] or DOWN_TOKENS.select(arch.name, **facts)
     base = shared_w13 if w13 is None else w13
-    c = first.constexprs
+    c: dict[str, Any] = dict(first.constexprs)
     blocks_m = triton.cdiv(T, c["BLOCK_M"])
     _swiglu_tokens_kernel[(blocks_m * triton.cdiv(I, c["BLOCK_N"]), choices + S)](
         act, slots, x, ids, gamma, base, shared_w13,
         T, choices, first_expert, 0 if w13 is None else w13.shape[0], H, I, x.stride(0),
         gamma.stride(0), blocks_m,
-        TOP_K=K, BLOCK_P=max(16, triton.next_power_of_2(choices)),
+        TOP_K=K, BLOCK_P=MAX_CHOICES,
         EVEN_K=H % c["BLOCK_K"] == 0,
         **first.launch_kwargs(),
     )  # fmt: skip
-    c = second.constexprs
+    c = dict(second.constexprs)
     blocks_m = triton.cdiv(T, c["BLOCK_M"])
     _down_tokens_kernel[(blocks_m * triton.cdiv(H, c["BLOCK_N"]),)](
         out, act, slots, w2, shared_w2,

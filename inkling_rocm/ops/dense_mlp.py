@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from inkling_rocm.ops import moe_support
 from inkling_rocm.ops.registry import Variant
 
 
@@ -21,4 +22,11 @@ def dense_mlp(x_TH: Tensor, gate_up: Tensor, down_HI: Tensor, global_scale: Tens
     return out_TH * global_scale.to(out_TH.dtype)
 
 
-VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.dense_mlp:dense_mlp"),)
+VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.ops.moe_triton:dense_mlp",
+        supports=moe_support.triton,
+    ),
+    Variant(name="torch", function="inkling_rocm.ops.dense_mlp:dense_mlp"),
+)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from inkling_rocm.config import MoEConfig
+from inkling_rocm.ops import moe_support
 from inkling_rocm.ops.registry import Variant
 
 
@@ -38,4 +39,17 @@ def gate(
     return ids_TK.int(), weights
 
 
-VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.gate:gate"),)
+# Best first. aiter comes behind: none of its kernels has been timed on Inkling's shapes.
+VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.ops.moe_triton:gate",
+        supports=moe_support.triton,
+    ),
+    Variant(
+        name="aiter",
+        function="inkling_rocm.ops.moe_vendor:gate",
+        supports=moe_support.aiter_gate,
+    ),
+    Variant(name="torch", function="inkling_rocm.ops.gate:gate"),
+)

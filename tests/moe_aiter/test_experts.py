@@ -1,4 +1,4 @@
-"""Experts on the emulator against float64: every way through, sizes around the tiles, the edges of routing."""
+"""Experts on the emulator against float64: every way through, tile edges, edges of routing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = (0, 1, 2, 5, 16, 17, 63, 64, 65)
 
 
 def plan(by_token_choices: int, fold_rows: int) -> TuningRow:
-    """A way through, whatever the table says: the crossovers are tuning, not mathematics."""
+    """A way through, whatever the table says: crossovers are tuning, not mathematics."""
     constexprs = {"BY_TOKEN_CHOICES": by_token_choices, "FOLD_ROWS": fold_rows}
     return TuningRow(
         arch="any", constexprs=constexprs, options={}, evidence="guess", source="under test"
@@ -34,11 +34,12 @@ def run(problem: Problem, arch: str = "gfx942", **arguments) -> torch.Tensor:
     out = torch.full_like(problem.x, float("nan"))
     with emulate(arch):
         return experts(
-            problem.x, problem.ids, problem.gamma, **problem.weights, out=out, arch=arch, **arguments
+            problem.x, problem.ids, problem.gamma, **problem.weights, out=out, arch=arch,
+            **arguments,
         )  # fmt: skip
 
 
-def error_and_budget(problem: Problem, out: torch.Tensor, **reference) -> tuple[float, float]:
+def error_and_budget(problem: Problem, out: torch.Tensor, **reference):
     """Relative error, and twice that of eager code in the same dtype plus an ulp."""
     want = problem.reference(**reference)
     norm = want.norm() + 1e-30
@@ -52,9 +53,10 @@ def assert_close(problem: Problem, out: torch.Tensor, **reference) -> None:
     assert error <= budget
 
 
-@pytest.mark.parametrize("tokens", SIZES)
-@pytest.mark.parametrize("arch", ARCHS)
-def test_sizes(tokens, arch):
+@pytest.mark.parametrize(
+    ("arch", "tokens"), [("gfx942", t) for t in SIZES] + [("gfx950", t) for t in (1, 17, 65)]
+)
+def test_sizes(arch, tokens):
     problem = make_problem(tokens, experts=8, hidden=64, width=32)
     assert_close(problem, run(problem, arch))
 
@@ -108,6 +110,18 @@ def test_expert_parallel_range(way, first):
     assert_close(part, out, first_expert=first)
 
 
+def test_shared_experts_of_another_width():
+    problem = make_problem(5, experts=6, hidden=64, width=32)
+    narrow = {
+        "shared_w13": problem.weights["shared_w13"][:, :32].contiguous(),
+        "shared_w2": problem.weights["shared_w2"][:, :, :16].contiguous(),
+    }
+    part = Problem(
+        x=problem.x, ids=problem.ids, gamma=problem.gamma, weights=problem.weights | narrow
+    )
+    assert_close(part, run(part))
+
+
 def test_expert_parallel_rank_that_nobody_chose():
     problem = make_problem(20, experts=4, shared=0, hidden=64, width=32)
     assert not run(problem, first_expert=100, plan=FOLDED).any()
@@ -142,9 +156,7 @@ def test_strided_rows():
     problem = make_problem(6, experts=6, hidden=64, width=32)
     wide = torch.full((6, 96), float("nan"), dtype=problem.x.dtype)
     wide[:, :64] = problem.x
-    strided = Problem(
-        x=wide[:, :64], ids=problem.ids, gamma=problem.gamma, weights=problem.weights
-    )
+    strided = Problem(x=wide[:, :64], ids=problem.ids, gamma=problem.gamma, weights=problem.weights)
     assert torch.equal(run(strided), run(problem))
 
 

@@ -29,10 +29,11 @@ def run(x, weight, bias, scale=None, *, top_k=3, arch="gfx942", **arguments):
 
 
 def run_logits(logits, bias=None, *, top_k=3, shared=2):
-    """The gate on given logits: x is the identity, so x W^T = logits."""
+    """The gate on given logits: x is the identity (and zeros), so x W^T = logits."""
     bias = torch.zeros(logits.shape[1] - shared) if bias is None else bias
-    x = torch.eye(logits.shape[0])
-    return run(x, logits.t().contiguous(), bias, top_k=top_k)
+    weight = torch.zeros(logits.shape[1], 64)
+    weight[:, : logits.shape[0]] = logits.t()
+    return run(torch.eye(logits.shape[0], 64), weight, bias, top_k=top_k)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 5, 16, 17, 63, 64, 65])
@@ -47,7 +48,9 @@ def test_sizes(tokens, arch):
     torch.testing.assert_close(weights.double(), want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("experts", "top_k", "shared"), [(8, 1, 1), (5, 5, 3), (33, 8, 2), (16, 6, 0)])
+@pytest.mark.parametrize(
+    ("experts", "top_k", "shared"), [(8, 1, 1), (5, 5, 3), (33, 8, 2), (16, 6, 0)]
+)
 @pytest.mark.parametrize("tokens", [3, 18])
 def test_counts(experts, top_k, shared, tokens):
     p = make_gate_problem(tokens, experts=experts, shared=shared, hidden=64, dtype=torch.float32)

@@ -1,0 +1,108 @@
+"""The op registry's view of this package: what is chosen where, and the adapters against the
+references."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gcn_emulator.triton_driver import emulate
+from inkling_rocm.config import MoEConfig, load_config
+from inkling_rocm.ops import dense_mlp, experts, gate, moe_triton, moe_vendor
+from inkling_rocm.ops.registry import OpContext, choose
+from kernel_base.arch import ARCHS
+from moe_aiter.problems import make_gate_problem, make_problem
+from tests.moe_aiter.fake_aiter import fake
+
+
+@pytest.fixture
+def config(small_config_path):
+    return load_config(small_config_path)
+
+
+def context(config, arch, tp_size=8):
+    return OpContext(config=config, arch=ARCHS[arch], dtype="bfloat16", tp_size=tp_size)
+
+
+@pytest.mark.parametrize("op", ["gate", "experts", "dense_mlp"])
+@pytest.mark.parametrize(
+    ("arch", "chosen"), [("gfx942", "triton"), ("sm90", "triton"), ("cpu", "torch")]
+)
+def test_choice(config, op, arch, chosen):
+    variant, _ = choose(op, context(config, arch))
+    assert variant.name == chosen
+    assert callable(variant.load())
+
+
+@pytest.mark.parametrize("op", ["gate", "experts"])
+def test_aiter_is_refused_with_the_reason(config, op):
+    with pytest.raises(ValueError, match="AMD GPU"):
+        choose(op, context(config, "sm90"), "aiter")
+    with pytest.raises(ValueError, match="ROCm"):
+        choose(op, context(config, "gfx950"), "aiter")
+
+
+def test_aiter_is_chosen_where_its_selftest_passes(config, monkeypatch):
+    monkeypatch.setattr(moe_vendor, "_aiter", lambda: fake(gate=True))
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    asked = []
+    monkeypatch.setattr(moe_vendor, "_selftest", lambda **facts: asked.append(facts))
+    assert choose("experts", context(config, "gfx950"), "aiter")[0].name == "aiter"
+    assert choose("gate", context(config, "gfx950"), "aiter")[0].name == "aiter"
+    assert asked[0] == {"experts": 256, "top_k": 6, "shared": 2, "hidden": 4096, "width": 256}
+    monkeypatch.setattr(moe_vendor, "_selftest", lambda **facts: "died of signal 6")
+    with pytest.raises(ValueError, match="signal 6"):
+        choose("experts", context(config, "gfx950"), "aiter")
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """CPU tensors run on the emulator: the adapters ask the device for its architecture."""
+    monkeypatch.setattr("moe_aiter.checks.arch_of_device", lambda device: ARCHS["gfx942"])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with emulate("gfx942"):
+        yield
+
+
+def test_triton_adapters_follow_the_references(emulated):
+    moe = MoEConfig(
+        num_experts=8, top_k=3, num_shared_experts=2, intermediate_size=32, route_scale=2.5
+    )
+    g = make_gate_problem(5, experts=8, hidden=64)
+    arguments = (g.x, g.weight, g.bias, g.global_scale)
+    ids, gamma = moe_triton.gate(*arguments, moe=moe)
+    want_ids, want = gate.gate(*arguments, moe=moe)
+    assert torch.equal(ids, want_ids)
+    torch.testing.assert_close(gamma, want)
+    p = make_problem(5, hidden=64, width=32, dtype=torch.float32)
+    torch.testing.assert_close(
+        moe_triton.experts(p.x, ids, gamma, **p.weights),
+        experts.experts(p.x, ids, gamma, **p.weights),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    one = (p.x, p.weights["w13"][0], p.weights["w2"][0], g.global_scale)
+    torch.testing.assert_close(
+        moe_triton.dense_mlp(*one), dense_mlp.dense_mlp(*one), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_aiter_adapters_prepare_once_and_again_after_an_update(monkeypatch):
+    prepared = []
+    aiter = fake(gate=True)
+    counted = dataclasses.replace(
+        aiter, fused_moe=lambda **a: prepared.append(a["w1"]) or aiter.fused_moe(**a)
+    )
+    monkeypatch.setattr(moe_vendor, "_aiter", lambda: counted)
+    p = make_problem(3, experts=4, hidden=128, width=128)
+    first = moe_vendor.experts(p.x, p.ids, p.gamma, **p.weights)
+    moe_vendor.experts(p.x, p.ids, p.gamma, **p.weights)
+    assert prepared[0] is prepared[1]
+    p.weights["w13"].mul_(2)
+    second = moe_vendor.experts(p.x, p.ids, p.gamma, **p.weights)
+    assert prepared[2] is not prepared[1]
+    assert not torch.equal(first, second)
