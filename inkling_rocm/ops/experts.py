@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from inkling_rocm.ops import moe_support
 from inkling_rocm.ops.registry import Variant
 
 
@@ -85,4 +86,17 @@ def _all_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
     return (down_XTH.to(weight_TX.dtype) * weight_TX.t()[:, :, None]).sum(0)
 
 
-VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.experts:experts"),)
+# Best first. aiter comes behind: none of its kernels has been timed on Inkling's shapes.
+VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.ops.moe_triton:experts",
+        supports=moe_support.triton,
+    ),
+    Variant(
+        name="aiter",
+        function="inkling_rocm.ops.moe_vendor:experts",
+        supports=moe_support.aiter_experts,
+    ),
+    Variant(name="torch", function="inkling_rocm.ops.experts:experts"),
+)
