@@ -15,11 +15,11 @@ PACKAGES = ("kernel_base", "inkling_rocm", "triton_attn", "moe_aiter")
 
 @dataclass(frozen=True)
 class JitFunction:
-    """One `@triton.jit` or `@gluon.jit` function: `module:name`, the names it calls, its kind."""
+    """One `@triton.jit` or `@gluon.jit` function: `module:name`, the names in its body, its kind."""
 
     path: str
     name: str
-    calls: frozenset[str]
+    mentions: frozenset[str]
     returns_value: bool
 
 
@@ -30,16 +30,13 @@ def _is_jit(decorator: ast.expr) -> bool:
     return isinstance(target, ast.Name) and target.id == "jit"
 
 
-def _called(function: ast.FunctionDef) -> Iterator[str]:
+def _mentioned(function: ast.FunctionDef) -> Iterator[str]:
+    """Names a jit function calls or hands on (to tl.reduce, to warp_specialize, ...)."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Call):
-            target = node.func
-            if isinstance(target, ast.Name):
-                yield target.id
-            elif isinstance(target, ast.Attribute):
-                yield target.attr
-            # a function handed to tl.reduce or tl.associative_scan is called there
-            yield from (a.id for a in node.args if isinstance(a, ast.Name))
+        if isinstance(node, ast.Name) and node.id != function.name:
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
 
 
 def jit_functions(source: str, module: str) -> list[JitFunction]:
@@ -49,7 +46,7 @@ def jit_functions(source: str, module: str) -> list[JitFunction]:
         if isinstance(node, ast.FunctionDef) and any(_is_jit(d) for d in node.decorator_list):
             returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
             path = f"{module}:{node.name}"
-            found.append(JitFunction(path, node.name, frozenset(_called(node)), returns))
+            found.append(JitFunction(path, node.name, frozenset(_mentioned(node)), returns))
     return found
 
 
@@ -71,15 +68,15 @@ def package_jit_functions(packages: Iterable[str] = PACKAGES) -> list[JitFunctio
 def unregistered(functions: Iterable[JitFunction], entries: Iterable[KernelEntry]) -> list[str]:
     """Kernels that no entry names, as "module:function".
 
-    A function another jit function calls, or that returns a value (a kernel cannot), is a helper.
+    A function another jit function calls or hands on, or that returns a value (a kernel cannot), is a helper.
     """
     functions = list(functions)
     named = {kernel for entry in entries for kernel in entry.kernels}
-    called = {name for f in functions for name in f.calls}
+    mentioned = {name for f in functions for name in f.mentions}
     return sorted(
         f.path
         for f in functions
-        if f.path not in named and f.name not in called and not f.returns_value
+        if f.path not in named and f.name not in mentioned and not f.returns_value
     )
 
 

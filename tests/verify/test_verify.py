@@ -216,6 +216,11 @@ def by_reference(acc_ptr):
 @triton.jit(do_not_specialize=["n"])
 def kernel(x_ptr, n):
     by_reference(x_ptr)
+    gl.warp_specialize([(handed_on, (x_ptr,))])
+
+@gluon.jit
+def handed_on(x_ptr):
+    gl.store(x_ptr, 1)
 
 @triton.jit
 def stray(x_ptr):
@@ -225,7 +230,7 @@ def stray(x_ptr):
 
 def test_scan_finds_the_kernel_no_entry_names():
     functions = jit_functions(TREE, "package.module")
-    assert [f.name for f in functions] == ["helper", "by_reference", "kernel", "stray"]
+    assert [f.name for f in functions] == ["helper", "by_reference", "kernel", "handed_on", "stray"]
     entry = dataclasses.replace(make_entry(), kernels=("package.module:kernel",))
     assert unregistered(functions, [entry]) == ["package.module:stray"]
     assert unregistered(functions, []) == ["package.module:kernel", "package.module:stray"]
