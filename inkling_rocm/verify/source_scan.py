@@ -15,7 +15,7 @@ PACKAGES = ("kernel_base", "inkling_rocm", "triton_attn", "moe_aiter")
 
 @dataclass(frozen=True)
 class JitFunction:
-    """One `@triton.jit` or `@gluon.jit` function: `module:name`, the names in its body, its kind."""
+    """One `@triton.jit` or `@gluon.jit` function: "module:name", the names in its body."""
 
     path: str
     name: str
@@ -68,7 +68,8 @@ def package_jit_functions(packages: Iterable[str] = PACKAGES) -> list[JitFunctio
 def unregistered(functions: Iterable[JitFunction], entries: Iterable[KernelEntry]) -> list[str]:
     """Kernels that no entry names, as "module:function".
 
-    A function another jit function calls or hands on, or that returns a value (a kernel cannot), is a helper.
+    A function another jit function calls or hands on is a helper, and so is one that returns a
+    value: a kernel cannot.
     """
     functions = list(functions)
     named = {kernel for entry in entries for kernel in entry.kernels}
