@@ -63,12 +63,12 @@ def serve(
     from inkling_rocm.server.context import ServerSettings
     from inkling_rocm.server.serve import serve as run
 
-    settings = ServerSettings(
-        api_key=api_key,
-        max_body_bytes=max_body_mib * 1024 * 1024,
-        cors_origins=tuple(cors_origin or ()),
-    )
     try:
+        settings = ServerSettings(
+            api_key=api_key,
+            max_body_bytes=max_body_mib * 1024 * 1024,
+            cors_origins=tuple(cors_origin or ()),
+        )
         run(
             args,
             settings,

@@ -68,15 +68,17 @@ def create_app(
     app.add_exception_handler(RequestError, errors.on_api_error)
     app.add_exception_handler(HTTPException, errors.on_http_exception)
     app.add_exception_handler(ClientDisconnect, errors.on_client_disconnect)
+    if settings.api_key is not None:
+        app.add_middleware(RequireKey, api_key=settings.api_key)
     if settings.cors_origins:
+        # Added last, so outermost: a browser's preflight carries no key, and a page can read a 401
+        # only with these headers.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
-    if settings.api_key:
-        app.add_middleware(RequireKey, api_key=settings.api_key)
     for path, endpoint, body in _POST_ROUTES:
         app.add_api_route(
             path,

@@ -33,12 +33,19 @@ class ServerSettings:
         served_model_name: name clients ask for; None = the engine's.
         api_key: None = no key needed. max_body_bytes: larger requests are refused.
         cors_origins: origins browsers may call from; none by default.
+
+    Raises:
+        ValueError: an empty key, which an unset shell variable gives: it must not mean "no key".
     """
 
     served_model_name: str | None = None
     api_key: str | None = None
     max_body_bytes: int = 16 * 1024 * 1024
     cors_origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("the API key is empty; give one, or leave the option out for no key")
 
 
 @dataclass(kw_only=True)

@@ -8,6 +8,7 @@ turn (the engine admits the turn end wherever the grammar accepts).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from inkling_rocm.server import blocks
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import Tool
 
+# What could end a Lark regex literal. Escapes are taken whole: in \\/ the slash is not escaped.
+_DELIMITERS = re.compile(r"\\.|/|\n", re.DOTALL)
 # Calls are trained in compact JSON; without a fixed layout a weak model may pad them for ever.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
@@ -76,8 +79,13 @@ def regex_answer(pattern: str, param: str) -> str:
     problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
     if problem:
         raise ApiError(f"Invalid regex: {_brief(problem)}", code="invalid_regex", param=param)
-    escaped = pattern.replace("\\/", "/").replace("/", "\\/").replace("\n", "\\n")
-    return f"answer: /{escaped}/"
+    return f"answer: /{_DELIMITERS.sub(_in_literal, pattern)}/"
+
+
+def _in_literal(found: re.Match[str]) -> str:
+    """What a part of a pattern becomes between the slashes of a Lark literal."""
+    text = found.group()
+    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(text, text)
 
 
 def tool_calls(

@@ -124,3 +124,22 @@ def test_regular_expressions(pattern, text):
     lark = grammar.turn(answer=grammar.regex_answer(pattern, "regex"), reasoning=False)
     assert accepts(f"<content_text>{text}{END}{TURN_END}", lark)
     assert not accepts(f"<content_text>{text}!{END}", lark)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "differs"),
+    [
+        ("a/b", "a/b", "a\\b"),
+        (r"a\/b", "a/b", r"a\b"),
+        (r"a\\/b", r"a\/b", "a/b"),
+        (r"a\\\/b", r"a\/b", "a/b"),
+        (r"[/\\]+", r"/\/", "a"),
+        ("a\nb", "a\nb", "a b"),
+        (r"\d+\\", "12\\", "12/"),
+    ],
+)
+def test_a_regex_means_the_same_inside_the_turn(pattern, fits, differs):
+    lark = grammar.turn(answer=grammar.regex_answer(pattern, "regex"), reasoning=False)
+    opener = f"{MODEL}<content_text>"
+    assert accepts(f"{opener}{fits}{END}{TURN_END}", lark)
+    assert not accepts(f"{opener}{differs}{END}{TURN_END}", lark)
