@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -56,12 +57,40 @@ class Engine:
     ):
         if args is not None and kwargs:
             raise ValueError(f"give either args or keyword arguments, not both: {sorted(kwargs)}")
-        self.args = args = args or EngineArgs(**kwargs)
-        parts = parts or load_parts(args)
+        self.args = args or EngineArgs(**kwargs)
+        self._metrics = metrics or NoMetrics()
+        self._seeds = random.Random(self.args.random_seed)
+        self._arrivals = 0
+        self._open: set[str] = set()  # rids that were submitted and have not ended
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._closing = self._draining = False
+        self._failure: str | None = None
+        built: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(parts, built), name="inkling-engine", daemon=True
+        )
+        self._thread.start()
+        built.result()
+        atexit.register(self.shutdown)  # a thread inside torch must not outlive the interpreter
+
+    def _run(self, parts: EngineParts | None, built: Future[None]) -> None:
+        """The engine's thread. Loading is done here too: OpenMP keeps a team of threads for every
+        thread that ran a parallel region, and a second team makes each region of a small model
+        several times slower (the teams outnumber the cores, so they sleep instead of spin)."""
+        try:
+            self._build(parts or load_parts(self.args))
+        except BaseException as error:
+            built.set_exception(error)
+            return
+        built.set_result(None)
+        self._loop()
+
+    def _build(self, parts: EngineParts) -> None:
+        args, text = self.args, parts.config.text
         self.config: InklingConfig = parts.config
         self.tokenizer = parts.tokenizer
         self.model_name = args.served_model_name or args.model_path
-        text = parts.config.text
         plan = plan_memory(text, args, dtype=parts.dtype, device=parts.device)
         self.context_length = plan.context_length
         pools, rings = build_pools(text, plan, dtype=parts.dtype, device=parts.device)
@@ -79,7 +108,7 @@ class Engine:
         )
         self._vocabulary = text.unpadded_vocab_size
         self._core = EngineCore(
-            parts.model, host, scheduler, metrics or NoMetrics(), vocabulary=self._vocabulary
+            parts.model, host, scheduler, self._metrics, vocabulary=self._vocabulary
         )
         known = (*parts.config.eos_token_ids, *(self.tokenizer.eos_ids if self.tokenizer else ()))
         self.stop_ids = tuple(i for i in dict.fromkeys(known) if i < self._vocabulary)
@@ -87,16 +116,6 @@ class Engine:
         if self.tokenizer is not None:
             self._constraints = ConstraintCompiler(self.tokenizer, self.stop_ids, self._vocabulary)
         self._most_requests = plan.max_running + args.max_queued_requests
-        self._seeds = random.Random(args.random_seed)
-        self._arrivals = 0
-        self._open: set[str] = set()  # rids that were submitted and have not ended
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
-        self._closing = self._draining = False
-        self._failure: str | None = None
-        self._thread = threading.Thread(target=self._loop, name="inkling-engine", daemon=True)
-        self._thread.start()
-        atexit.register(self.shutdown)  # a thread inside torch must not outlive the interpreter
 
     def submit(
         self,
