@@ -58,7 +58,7 @@ def _swiglu(gate_up: Tensor) -> Tensor:
 
 def _every_expert(x_TH: Tensor, w13: Tensor) -> Tensor:
     """The first projection of every expert as one product, [T, experts, 2I]."""
-    return F.linear(x_TH, w13.flatten(0, 1)).view(len(x_TH), *w13.shape[:2])
+    return F.linear(x_TH, w13.flatten(0, 1)).view(x_TH.shape[0], *w13.shape[:2])
 
 
 def _hit_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
@@ -80,7 +80,7 @@ def _hit_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
 
 def _all_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
     """The same sum with weight 0 for the experts a token did not choose."""
-    weight_TX = weights_TK.new_zeros(len(x_TH), len(w13)).scatter_(1, ids_TK, weights_TK)
+    weight_TX = weights_TK.new_zeros(x_TH.shape[0], w13.shape[0]).scatter_(1, ids_TK, weights_TK)
     inner_TXI = _swiglu(_every_expert(x_TH, w13))
     down_XTH = torch.bmm(inner_TXI.transpose(0, 1), w2.transpose(1, 2))
     return (down_XTH.to(weight_TX.dtype) * weight_TX.t()[:, :, None]).sum(0)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from inkling_rocm.config import AttentionConfig
 from inkling_rocm.host import BatchMeta, KVCacheView
@@ -65,9 +66,10 @@ class _Block:
     Attributes:
         tokens: int64 [B' * Q], row-major. in_order: they are simply all tokens.
         rows, queries: B' and Q.
-        key_rows: int64 [B' * g * n], rows of pages.view(-1, D): page slot * g + kv head; rows of
-            the sink where a row has no such position.
-        distance: int64 [Q, n], clamped to 0 .. E-1. has_bias: [Q, n], 1 or 0.
+        key_slots: int64 [B' * n], flat page slots, those of the sink where a row has no such
+            position.
+        distance: int64 [Q * n], clamped to 0 .. E-1.
+        has_bias: [Q, n], 1 or 0; None when all are 1.
         hidden: bool [B' or 1, 1, Q, 1, n], keys that must not be seen; None when there are none.
         tau: [B', Q], length scaling of the bias, or None.
     """
@@ -76,9 +78,9 @@ class _Block:
     in_order: bool
     rows: int
     queries: int
-    key_rows: Tensor
+    key_slots: Tensor
     distance: Tensor
-    has_bias: Tensor
+    has_bias: Tensor | None
     hidden: Tensor | None
     tau: Tensor | None
 
@@ -87,27 +89,21 @@ def _blocks(
     meta: BatchMeta, kv: KVCacheView, attention: AttentionConfig, wide: torch.dtype
 ) -> list[_Block]:
     device = kv.k.device
-    q_len = meta.cu_seqlens_q.diff()
-    heads = torch.arange(attention.num_kv_heads, device=device)
     blocks = []
-    for length in q_len.unique().tolist():
-        if length == 0:
-            continue
-        rows = (q_len == length).nonzero()[:, 0]
+    for length, rows in _rows_by_length(meta):
         kv_len = meta.kv_len[rows].long()
         span = int(kv_len.max())
         if kv.window:
             span = min(span, length + kv.window - 1)
         back = torch.arange(span, device=device)
         position = (kv_len - span)[:, None] + back
-        column = position // kv.page_size - kv.first_page[rows].long()[:, None]
-        in_table = column.clamp(0, kv.page_table.shape[1] - 1)
-        page = kv.page_table[rows].long().gather(1, in_table)
         exists = position >= 0
-        slot = torch.where(exists, page * kv.page_size + position % kv.page_size, 0)
-        key_rows = (slot[:, None] * attention.num_kv_heads + heads[:, None]).flatten()
-        first_token = meta.cu_seqlens_q[rows].long()
-        step = max(1, MAX_SCORES // (len(rows) * span * attention.num_heads))
+        column = position // kv.page_size - kv.first_page[rows][:, None]
+        in_table = column.clamp_(0, kv.page_table.shape[1] - 1)
+        page = kv.page_table[rows].gather(1, in_table)
+        slots = (page * kv.page_size + position % kv.page_size).mul_(exists)
+        first_token = meta.cu_seqlens_q[:-1][rows].long()
+        step = max(1, MAX_SCORES // (kv_len.shape[0] * span * attention.num_heads))
         for first in range(0, length, step):
             query = torch.arange(first, min(first + step, length), device=device)
             tokens = first_token[:, None] + query
@@ -121,11 +117,11 @@ def _blocks(
                 _Block(
                     tokens=tokens.flatten(),
                     in_order=tokens.numel() == meta.num_tokens,
-                    rows=len(rows),
+                    rows=kv_len.shape[0],
                     queries=len(query),
-                    key_rows=key_rows,
-                    distance=distance.clamp(0, attention.extent - 1),
-                    has_bias=has_bias.to(wide),
+                    key_slots=slots.flatten(),
+                    distance=distance.clamp(0, attention.extent - 1).flatten(),
+                    has_bias=None if bool(has_bias.all()) else has_bias.to(wide),
                     hidden=hidden if bool(hidden.any()) else None,
                     tau=tau(meta.positions[tokens], attention, wide),
                 )
@@ -133,42 +129,55 @@ def _blocks(
     return blocks
 
 
+def _rows_by_length(meta: BatchMeta) -> list[tuple[int, Tensor | slice]]:
+    """(length, rows) of every number of query tokens that rows have, 0 left out."""
+    if meta.q_uniform:
+        return [(meta.q_uniform, slice(None))]
+    q_len = meta.cu_seqlens_q.diff()
+    return [
+        (length, (q_len == length).nonzero()[:, 0]) for length in q_len.unique().tolist() if length
+    ]
+
+
 def _attend(q, r, rel_proj, kv: KVCacheView, attention: AttentionConfig, block: _Block) -> Tensor:
-    """q [B' * Q, h, D] and r [B' * Q, h, R] of a block -> [B' * Q, h, D]."""
-    wide = block.has_bias.dtype
+    """q [B' * Q, h, D] and r [B' * Q, h, R] of a block -> [B' * Q, h, D].
+
+    To the attention call a kv head is a head, and the query heads that share it are more queries.
+    """
+    dtype = q.dtype
+    wide = torch.promote_types(dtype, torch.float32)
     h, g, D = attention.num_heads, attention.num_kv_heads, attention.head_dim
-    B, Q, x = block.rows, block.queries, h // g  # x query heads share a kv head
-    n = block.distance.shape[1]
-
-    def by_kv_head(rows: Tensor) -> Tensor:  # [B' * Q, h, N] -> [B' * g, Q * x, N]
-        return rows.view(B, Q, g, x, -1).transpose(1, 2).reshape(B * g, Q * x, -1)
-
-    k, v = (
-        pages.view(-1, D).index_select(0, block.key_rows).view(B * g, n, D).to(wide)
-        for pages in (kv.k, kv.v)
-    )
-    bias = _bias(r.view(B, Q, h, -1).to(wide), rel_proj.to(wide), block)  # [B', Q, h, n]
-    logits = torch.baddbmm(
-        by_kv_head(bias),
-        by_kv_head(q.to(wide)),
-        k.transpose(1, 2),
-        alpha=attention.softmax_scale,
-    )
+    B, Q, x = block.rows, block.queries, h // g
+    k = kv.k.view(-1, g * D).index_select(0, block.key_slots).view(B, -1, g, D).transpose(1, 2)
+    v = kv.v.view(-1, g * D).index_select(0, block.key_slots).view(B, -1, g, D).transpose(1, 2)
+    if dtype != wide:
+        q, r, rel_proj, k, v = (tensor.to(wide) for tensor in (q, r, rel_proj, k, v))
+    bias = _bias(r, rel_proj, block).view(B, Q, g, x, -1).transpose(1, 2)  # [B', g, Q, x, n]
     if block.hidden is not None:
-        logits.view(B, g, Q, x, n).masked_fill_(block.hidden, float("-inf"))
-    out = torch.bmm(logits.softmax(-1), v)
-    return out.view(B, g, Q, x, D).transpose(1, 2).reshape(B * Q, h, D).to(q.dtype)
+        bias = bias.masked_fill(block.hidden, float("-inf"))
+    out = F.scaled_dot_product_attention(
+        q.view(B, Q, g, x, D).transpose(1, 2).reshape(B, g, Q * x, D),
+        k,
+        v,
+        attn_mask=bias.reshape(B, g, Q * x, -1),
+        scale=attention.softmax_scale,
+    )
+    return out.view(B, g, Q, x, D).transpose(1, 2).reshape(B * Q, h, D).to(dtype)
 
 
 def _bias(r: Tensor, rel_proj: Tensor, block: _Block) -> Tensor:
-    """r [B', Q, h, R] and P [R, E] -> bias [B', Q, h, n], zero where there is none."""
+    """r [B' * Q, h, R] and P [R, E] -> bias [B' * Q, h, n], zero where there is none."""
     if block.queries == 1:  # P's columns in key order give the bias at once
-        bias = r @ (rel_proj.index_select(1, block.distance[0]) * block.has_bias)
+        profile = rel_proj.index_select(1, block.distance)
+        bias = r @ (profile if block.has_bias is None else profile * block.has_bias)
     else:
-        rel = r @ rel_proj  # [B', Q, h, E]
-        index = block.distance[None, :, None].expand(*rel.shape[:3], -1)
-        bias = rel.gather(-1, index) * block.has_bias[None, :, None]
-    return bias if block.tau is None else bias * block.tau[:, :, None, None]
+        rel = (r @ rel_proj).view(block.rows, block.queries, r.shape[1], -1)
+        index = block.distance.view(1, block.queries, 1, -1).expand(*rel.shape[:3], -1)
+        bias = rel.gather(-1, index)
+        if block.has_bias is not None:
+            bias *= block.has_bias[:, None]
+        bias = bias.flatten(0, 1)
+    return bias if block.tau is None else bias * block.tau.view(-1, 1, 1)
 
 
 VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.rel_attention:rel_attention"),)

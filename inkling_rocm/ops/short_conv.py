@@ -43,29 +43,31 @@ def _plan(meta: BatchMeta, ring: ConvStateView, taps: int) -> ConvPlan:
     ring_len = ring.state.shape[1]
     device = ring.state.device
     T, B = meta.num_tokens, meta.num_rows
-    row = meta.token_row.long()
     position = meta.positions.long()
+    row: Tensor | slice = slice(None) if meta.q_uniform == 1 else meta.token_row.long()
     slot = ring.slot.long()
-    in_chunk = position - meta.q_start.long()[row]  # tokens of this chunk before the token
+    token_ring = slot[row]  # ring of each token
+    in_chunk = position - meta.q_start[row]  # tokens of this chunk before the token
     distance = torch.arange(taps - 1, 0, -1, device=device)  # [W-1]
     before_chunk = distance - in_chunk[:, None]  # 1 = the last input before the chunk
-    at = (position[:, None] - distance) % ring_len  # ring rows, [T, W-1]
-    known = (before_chunk <= ring.history.long()[row][:, None]) & (position[:, None] >= distance)
+    past_position = position[:, None] - distance
+    at = past_position % ring_len  # ring rows, [T, W-1]
+    known = (before_chunk <= ring.history[row][:, None]) & (past_position >= 0)
 
     ring_rows = None
     if bool((known & (before_chunk > 0)).all()):
-        past = (slot[row][:, None] * ring_len + at).flatten()
+        past = token_ring[:, None] * ring_len + at
     else:
         from_chunk = torch.arange(T, device=device)[:, None] - distance
-        from_ring = T + row[:, None] * ring_len + at
-        zero = torch.full_like(from_ring, T + B * ring_len)
-        from_past = torch.where(known, from_ring, zero)
-        past = torch.where(before_chunk <= 0, from_chunk, from_past).flatten()
+        from_ring = T + torch.arange(B, device=device)[row][:, None] * ring_len + at
+        from_past = torch.where(known, from_ring, T + B * ring_len)
+        past = torch.where(before_chunk <= 0, from_chunk, from_past)
         ring_rows = (slot[:, None] * ring_len + torch.arange(ring_len, device=device)).flatten()
+    past = past.flatten()
 
-    is_last = position >= meta.kv_len.long()[row] - ring_len  # older ones would be overwritten
-    stored = is_last & (ring.token_slot != 0) & (slot[row] != 0)
-    write_to = slot[row] * ring_len + position % ring_len
+    is_last = position >= meta.kv_len[row] - ring_len  # older ones would be overwritten
+    stored = is_last & (ring.token_slot != 0) & (token_ring != 0)
+    write_to = token_ring * ring_len + position % ring_len
     write_from = None
     if not bool(stored.all()):
         write_from = stored.nonzero()[:, 0]
@@ -94,7 +96,7 @@ def short_conv(x_TC: Tensor, weight_WC: Tensor, meta: BatchMeta, ring: ConvState
     Returns: [T, C] in x's dtype.
     In place: ring.state rows of tokens whose token_slot is not 0.
     """
-    (T, C), taps = x_TC.shape, len(weight_WC)
+    (T, C), taps = x_TC.shape, weight_WC.shape[0]
     key = ("conv", ring.state.shape[1], taps, ring.slot.data_ptr(), ring.token_slot.data_ptr())
     if key not in meta.memo:
         meta.memo[key] = _plan(meta, ring, taps)
