@@ -1,10 +1,9 @@
-"""The shapes to hand to aiter's tuner: `python -m moe_aiter.aiter_backend.untuned >
-inkling_untuned_fmoe.csv`.
+"""The shapes to hand to aiter's tuner; `python -m moe_aiter.aiter_backend.untuned` writes FILE.
 
 No release has tuned rows for Inkling. On an AMD machine, in a checkout of aiter:
 
-    python csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py -i inkling_untuned_fmoe.csv -o
-    inkling_tuned_fmoe.csv AITER_CONFIG_FMOE=inkling_tuned_fmoe.csv inkling-rocm serve ...
+    python csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py -i FILE -o inkling_tuned_fmoe.csv
+    AITER_CONFIG_FMOE=inkling_tuned_fmoe.csv inkling-rocm serve ...
 
 The keys are what a call of ours looks up: shared experts folded in, so top-k 8 of X + 2 experts;
 token counts as aiter rounds them (16, powers of two, 1024 for more).
@@ -15,7 +14,9 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+FILE = Path(__file__).parent / "inkling_untuned_fmoe.csv"
 COLUMNS = (
     "token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype", "q_dtype_a",
     "q_dtype_w", "q_type", "use_g1u1", "doweight_stage1",

@@ -267,6 +267,11 @@ def test_untuned_shapes():
     assert (4096, 512, 258, 8) in shapes, "Inkling-Small at TP4"
 
 
+def test_untuned_file_is_what_the_module_writes(capsys):
+    untuned.main()
+    assert capsys.readouterr().out == untuned.FILE.read_text()
+
+
 @pytest.mark.full
 def test_recorded_signature_is_the_published_one(tmp_path):
     """Parsed from the wheel's source, never imported: importing aiter needs ROCm."""

@@ -1,0 +1,213 @@
+"""Measure launch configurations on this GPU: `python -m bench.moe.tune OUT.jsonl [--table ...]
+[--model ...]`.
+
+Each table is swept with the other launches at their rows of moe_aiter/tuning.py; the winners go
+there by hand, with OUT's name as their source. Configurations are compiled first, by several
+processes, into Triton's cache. One that does not compile, launch or agree with the first is
+recorded with its message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+
+from bench.moe.problems import MODELS, ROUTINGS, SHARED, TOP_K, Layer, make_layer, make_weights
+from bench.moe.timing import time_calls
+from kernel_base.arch import Arch, arch_of_device
+from kernel_base.tuning import TuningRow
+from moe_aiter.gate import GateWorkspace, gate
+from moe_aiter.grouped import experts_by_choice
+from moe_aiter.problems import make_gate_problem
+from moe_aiter.tokens import MAX_CHOICES, experts_by_token
+
+FAILURES = (RuntimeError, ValueError, triton.OutOfResources, triton.CompilationError)
+PROCESSES = 12
+TOKENS = {
+    "by_token": (1, 4, 16),
+    "shared": (1024, 8192),
+    "by_choice": (16, 32, 128, 1024, 8192),
+    "gate": (1, 16, 64, 512, 4096, 16384),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One thing to time: the two rows of a pair of launches (None = the table's)."""
+
+    table: str
+    tokens: int
+    rows: tuple[TuningRow | None, TuningRow | None]
+
+
+def row(arch: str, constexprs: dict, warps: int, stages: int) -> TuningRow:
+    return TuningRow(
+        arch=arch, constexprs=constexprs, options={"num_warps": warps, "num_stages": stages},
+        evidence="guess", source="under test",
+    )  # fmt: skip
+
+
+def tile(m: int, n: int, k: int, group: int = 1) -> dict:
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group}
+
+
+def by_token_configs(arch: str, tokens: int) -> Iterator[tuple]:
+    for n, k, warps, stages in itertools.product((16, 32, 64), (128, 256), (2, 4), (3, 4, 6)):
+        if n * k <= 8192:
+            yield row(arch, tile(16, n, k), warps, stages), None
+            yield None, row(arch, tile(16, n, min(k, 128)), warps, stages)
+
+
+def shared_configs(arch: str, tokens: int) -> Iterator[tuple]:
+    for (m, n, k), (warps, stages) in itertools.product(
+        ((128, 128, 64), (64, 128, 64), (128, 64, 64)), ((8, 3), (8, 4), (4, 3))
+    ):
+        yield row(arch, tile(m, n, k, 8), warps, stages), None
+        yield None, row(arch, tile(m, 2 * n, k, 8), warps, stages)
+
+
+def by_choice_configs(arch: str, tokens: int) -> Iterator[tuple]:
+    blocks = (16, 32, 64) if tokens <= 1024 else (64, 128)
+    if tokens <= 32:
+        blocks = (16,)
+    for m in blocks:
+        k, base = (128, 64) if m < 128 else (64, 128)
+        up = row(arch, tile(m, base, k, 4), 8 if m == 128 else 4, 3)
+        down = row(arch, tile(m, 2 * base, 64, 4), 8 if m == 128 else 4, 3)
+        yield up, down
+        for n, kk, warps, stages, group in itertools.product(
+            (32, 64, 128), (64, 128), (4, 8), (3, 4), (1, 8)
+        ):
+            if (m, n, kk) == (128, 128, 128) or (m >= 64 and n == 32) or (m == 16 and warps == 8):
+                continue
+            if m <= 64 and group == 8 and stages == 4:
+                continue
+            yield row(arch, tile(m, n, kk, group), warps, stages), down
+            yield up, row(arch, tile(m, 2 * n, kk, group), warps, stages)
+
+
+def gate_configs(arch: str, tokens: int) -> Iterator[tuple]:
+    blocks = (16,) if tokens <= 16 else (32, 64, 128)
+    slices = (256, 512, 1024) if tokens <= 16 else (512, 1024, 2048, 8192)
+    for m, n, k, length, warps in itertools.product(
+        blocks, (32, 64, 128), (64, 128), slices, (4, 8)
+    ):
+        if (tokens > 512 and length < 2048) or (tokens <= 512 and m == 128):
+            continue
+        constexprs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length}
+        yield row(arch, constexprs, warps, 4), None
+    if tokens > 16:
+        for t, warps in itertools.product((1, 2, 4, 8), (1, 2, 4)):
+            select = row(arch, {"BLOCK_T": t}, warps, 1)
+            yield None, replace(select, options={"num_warps": warps})
+
+
+CONFIGS = {
+    "by_token": by_token_configs,
+    "shared": shared_configs,
+    "by_choice": by_choice_configs,
+    "gate": gate_configs,
+}
+
+
+def runner(table: str, layer: Layer, arch: Arch) -> Callable[[Config, int], torch.Tensor]:
+    """What is timed for a configuration, as a function of (config, call number)."""
+    hidden = layer.calls[0].x.shape[1]
+    if table == "gate":
+        p = make_gate_problem(layer.tokens, experts=256, hidden=hidden, device="cuda")
+        workspace = GateWorkspace.allocate(p.x.device)
+        return lambda config, i: gate(
+            p.x, p.weight, p.bias, p.global_scale, top_k=TOP_K, route_scale=8.0, arch=arch,
+            workspace=workspace, rows=config.rows,
+        )[1]  # fmt: skip
+
+    def run(config: Config, index: int) -> torch.Tensor:
+        call = layer.calls[index % ROUTINGS]
+        weights, ids, gamma = dict(call.weights), call.ids, call.gamma
+        if table == "shared":
+            weights |= {"w13": None, "w2": None}
+            ids, gamma = None, gamma[:, TOP_K:]
+        op = experts_by_choice if table == "by_choice" else experts_by_token
+        out = torch.empty_like(call.x)
+        return op(call.x, ids, gamma, **weights, out=out, arch=arch, rows=config.rows)
+
+    return run
+
+
+def compile_some(job: tuple[str, str, int, int]) -> None:
+    """In a process of its own: launch every PROCESSES-th configuration once, to fill the cache."""
+    table, model, tokens, first = job
+    arch = arch_of_device("cuda:0")
+    weights = make_weights(model)
+    layer = make_layer(model, tokens, weights, shared=SHARED if table == "shared" else 0)
+    run = runner(table, layer, arch)
+    for rows in itertools.islice(CONFIGS[table](arch.name, tokens), first, None, PROCESSES):
+        try:
+            run(Config(table=table, tokens=tokens, rows=rows), 0)
+            torch.cuda.synchronize()
+        except FAILURES:
+            continue  # the measuring process meets the same failure and records it
+
+
+def describe(config: Config) -> dict:
+    names = ("first", "second")
+    return {
+        name: None if r is None else {**r.constexprs, **r.options}
+        for name, r in zip(names, config.rows, strict=True)
+    }
+
+
+def sweep(table: str, model: str, weights: dict, tokens: int, pool, path: str) -> None:
+    pool.map(compile_some, [(table, model, tokens, first) for first in range(PROCESSES)])
+    arch = arch_of_device("cuda:0")
+    layer = make_layer(model, tokens, weights, shared=SHARED if table == "shared" else 0)
+    run = runner(table, layer, arch)
+    expected, results = None, []
+    for rows in ((None, None), *CONFIGS[table](arch.name, tokens)):
+        config = Config(table=table, tokens=tokens, rows=rows)
+        record = {"table": table, "model": model, "tokens": tokens, **describe(config)}
+        try:
+            out = run(config, 0).float()
+            expected = out if expected is None else expected
+            record["off"] = float((out - expected).norm() / expected.norm())
+            if record["off"] < 0.02:
+                record |= time_calls(lambda i, c=config: run(c, i), ROUTINGS, repeats=5)
+        except FAILURES as problem:
+            record["message"] = repr(problem)[:200]
+        results.append(record)
+    with open(path, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(r) + "\n" for r in results)
+    print(f"{table} {model} T={tokens}: {len(results)} configurations", flush=True)
+    for r in sorted((r for r in results if "p50_us" in r), key=lambda r: r["p50_us"])[:5]:
+        print("  ", r["p50_us"], r["first"], r["second"], flush=True)
+    default = results[0]
+    print("   table's rows:", default.get("p50_us", default.get("message")), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("--table", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
+    parser.add_argument("--model", nargs="+", default=["inkling-tp8"], choices=list(MODELS))
+    parser.add_argument("--tokens", nargs="+", type=int)
+    options = parser.parse_args()
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+        for model in options.model:
+            weights = make_weights(model)
+            for table in options.table:
+                for tokens in options.tokens or TOKENS[table]:
+                    if table == "by_token" and tokens * TOP_K > MAX_CHOICES:
+                        continue
+                    sweep(table, model, weights, tokens, pool, options.out)
+                    torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Compiled code at the models' real shapes: no spills, LDS within the machine, matrix
+instructions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernel_base.arch import ARCHS
+from moe_aiter import dense_mlp, experts, gate
+from tests.moe_aiter.offline import TARGETS, compile_only, facts
+
+# name: hidden, experts of a rank, their width, shared width
+SHAPES = {
+    "inkling-tp8": (6144, 256, 384, 384),
+    "inkling-tp4": (6144, 256, 768, 768),
+    "inkling-ep8": (6144, 32, 3072, 384),
+    "small-tp8": (4096, 256, 256, 256),
+    "small-tp1": (4096, 256, 2048, 2048),
+}
+TOKENS = (1, 4, 16, 32, 128, 1024, 8192)
+NO_PRODUCT = ("_sort_kernel", "_combine_kernel", "_select_kernel")
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    """A tensor with a shape and no memory."""
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def launch(arch: str, shape: str, tokens: int) -> None:
+    """Everything one MoE layer and one dense MLP of a rank launch."""
+    H, X, I, shared_I = SHAPES[shape]
+    K, S, T = 6, 2, tokens
+    ids, gamma = meta(T, K, dtype=torch.int32), meta(T, K + S, dtype=torch.float32)
+    x, bias, scale = meta(T, H), meta(256, dtype=torch.float32), meta(1, dtype=torch.float32)
+    weights = {
+        "w13": meta(X, 2 * I, H), "w2": meta(X, H, I),
+        "shared_w13": meta(S, 2 * shared_I, H), "shared_w2": meta(S, H, shared_I),
+    }  # fmt: skip
+    gate(x, meta(258, H), bias, scale, top_k=K, route_scale=8.0, arch=arch)
+    experts(x, ids, gamma, **weights, arch=arch)
+    dense_mlp(x, meta(16 * I, H), meta(H, 8 * I), scale, arch=arch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_real_shapes(arch, shape):
+    with compile_only(arch) as kernels:
+        for tokens in TOKENS:
+            launch(arch, shape, tokens)
+    for kernel in kernels:
+        found = facts(kernel)
+        assert found.spills == 0, found
+        assert found.lds_bytes <= ARCHS[arch].lds_bytes, found
+        assert found.matrix > 0 or found.name in NO_PRODUCT, found
+        assert found.wide_loads > 0 or found.name in NO_PRODUCT, found
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_decode_shapes(arch):
+    with compile_only(arch) as kernels:
+        launch(arch, "inkling-tp8", 4)
+    assert {kernel.metadata.name for kernel in kernels} <= {
+        "_router_kernel", "_swiglu_tokens_kernel", "_down_tokens_kernel"
+    }  # fmt: skip
+    for kernel in kernels:
+        found = facts(kernel)
+        assert found.spills == 0, found
+        assert found.lds_bytes <= ARCHS[arch].lds_bytes, found
+        assert found.matrix > 0, found
