@@ -171,7 +171,7 @@ def _merge(
 
 @triton.jit
 def _merge_kernel(
-    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, cu_seqlens_q_ptr, kv_len_ptr, stride_out_t, stride_out_h,
+    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, cu_seqlens_q_ptr, kv_len_ptr, stride_out_t: tl.constexpr, stride_out_h: tl.constexpr,
     WINDOW: tl.constexpr, SPLIT: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
@@ -196,9 +196,9 @@ def _merge_kernel(
 @triton.jit
 def _decode_kernel(
     out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, kv_len_ptr, r_ptr, table_ptr,
-    tau_ptr, aux, partial_ptr, partial_lm_ptr, ticket_ptr, stride_out_t, stride_out_h, stride_q_t, stride_q_h,
-    stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t, stride_v_g, stride_page_b, stride_r_t, stride_r_h,
-    stride_table_s, stride_table_r, softmax_scale,
+    tau_ptr, aux, partial_ptr, partial_lm_ptr, ticket_ptr, stride_out_t: tl.constexpr, stride_out_h: tl.constexpr, stride_q_t: tl.constexpr, stride_q_h: tl.constexpr,
+    stride_k_p: tl.constexpr, stride_k_t: tl.constexpr, stride_k_g: tl.constexpr, stride_v_p: tl.constexpr, stride_v_t: tl.constexpr, stride_v_g: tl.constexpr, stride_page_b, stride_r_t: tl.constexpr, stride_r_h: tl.constexpr,
+    stride_table_s: tl.constexpr, stride_table_r: tl.constexpr, softmax_scale,
     MOD: tl.constexpr, SCORE_MOD: tl.constexpr, EXTENT: tl.constexpr, PAD: tl.constexpr, WINDOW: tl.constexpr,
     H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,

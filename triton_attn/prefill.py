@@ -68,8 +68,8 @@ def _tile(
 @triton.jit
 def _prefill_kernel(
     out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr,
-    rows_ptr, aux, num_requests, head0, first_block, stride_out_t, stride_out_h, stride_q_t, stride_q_h,
-    stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t, stride_v_g, stride_page_b, softmax_scale,
+    rows_ptr, aux, num_requests, head0, first_block, stride_out_t: tl.constexpr, stride_out_h: tl.constexpr, stride_q_t: tl.constexpr, stride_q_h: tl.constexpr,
+    stride_k_p: tl.constexpr, stride_k_t: tl.constexpr, stride_k_g: tl.constexpr, stride_v_p: tl.constexpr, stride_v_t: tl.constexpr, stride_v_g: tl.constexpr, stride_page_b, softmax_scale,
     MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MAY_MASK: tl.constexpr, EXTENT: tl.constexpr, WINDOW: tl.constexpr,
     H: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     PITCH: tl.constexpr, PAD: tl.constexpr, XCDS: tl.constexpr,

@@ -35,7 +35,7 @@ BUFFER_BYTES = 160 * 1024 * 1024
 @triton.jit
 def _profile_rows_kernel(
     rows_ptr, r_ptr, table_ptr, tau_ptr, cu_seqlens_q_ptr, q_start_ptr,
-    num_requests, head0, first_block, chunk_rows, stride_r_t, stride_r_h, stride_table_s, stride_table_r,
+    num_requests, head0, first_block, chunk_rows, stride_r_t: tl.constexpr, stride_r_h: tl.constexpr, stride_table_s: tl.constexpr, stride_table_r: tl.constexpr,
     EXTENT: tl.constexpr, FIRST_COLUMN: tl.constexpr, PITCH: tl.constexpr, PAD: tl.constexpr, D_REL: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,

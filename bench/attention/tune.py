@@ -39,9 +39,6 @@ def prefill_configs():
     for variant, m, n, stages, warps in (
         ("hopper", 128, 64, 3, 4),
         ("hopper", 128, 64, 4, 4),
-        ("hopper", 128, 64, 6, 4),
-        ("hopper", 128, 128, 2, 4),
-        ("triton", 64, 64, 3, 4),
     ):
         constexprs = {"VARIANT": variant, "BLOCK_M": m, "BLOCK_N": n, "STAGES": stages}
         yield _row(constexprs, {"num_warps": warps})
@@ -50,22 +47,24 @@ def prefill_configs():
 def writer_configs():
     """Of the kernel that writes the strided profile: (rows / 8, columns a program, columns a step, stages, warps)."""
     for rows, columns, step, stages, warps in (
-        (32, 512, 256, 2, 4), (16, 512, 256, 2, 4), (32, 2048, 256, 3, 4), (32, 512, 512, 1, 8), (64, 512, 256, 2, 8),
+        (32, 512, 256, 2, 4), (32, 256, 256, 1, 4), (32, 1088, 64, 4, 4), (16, 256, 128, 2, 2),
     ):  # fmt: skip
         constexprs = {"ROWS": rows, "COLUMNS": columns, "BLOCK_C": step, "STAGES": stages}
         yield _row(constexprs, {"num_warps": warps})
 
 
 def decode_configs(q_len):
-    if q_len > 1:
+    if q_len > 4:
         tiles = [
-            *itertools.product((64,), (256, 512), (4,), (3, 5)),
-            *itertools.product((32, 64, 128), (512,), (8,), (3, 5)),
+            *itertools.product((32, 64), (256, 512), (8,), (5,)),
+            *itertools.product((32, 64), (256, 512), (4,), (3,)),
         ]
+    elif q_len > 1:
+        tiles = [*itertools.product((64,), (256, 512), (4,), (3, 5)), (32, 512, 4, 5), (32, 256, 4, 5)]
     else:
         tiles = [
-            *itertools.product((64,), (128, 256, 512), (2, 4), (3, 5)),
-            *itertools.product((32,), (256, 512), (2, 4), (5, 7)),
+            *itertools.product((64,), (128, 256, 512), (4,), (3, 5)),
+            *((32, 512, 4, 5), (32, 256, 4, 5), (64, 384, 4, 3), (128, 256, 8, 5)),
         ]
     for n, split, warps, stages in tiles:
         yield _row({"BLOCK_N": n, "SPLIT": split, "STAGES": stages}, {"num_warps": warps})
@@ -114,7 +113,10 @@ def tune_prefill(results):
 def tune_decode(results):
     for batch, context, q_len, h, g, window, extent in (
         (1, 8192, 1, 8, 1, 0, 1024), (32, 8192, 1, 8, 1, 0, 1024), (128, 8192, 1, 8, 1, 0, 1024),
-        (1, 8192, 1, 8, 2, 512, 512), (32, 8192, 1, 8, 2, 512, 512), (32, 8192, 4, 8, 1, 0, 1024), (32, 8192, 9, 8, 1, 0, 1024), (32, 8192, 4, 8, 2, 512, 512), (32, 8192, 9, 8, 2, 512, 512),
+        (8, 131072, 1, 8, 1, 0, 1024), (32, 8192, 1, 64, 8, 0, 1024),
+        (1, 8192, 1, 8, 2, 512, 512), (32, 8192, 1, 8, 2, 512, 512), (128, 8192, 1, 8, 2, 512, 512),
+        (1, 8192, 4, 8, 1, 0, 1024), (32, 8192, 4, 8, 1, 0, 1024), (1, 8192, 9, 8, 1, 0, 1024), (32, 8192, 9, 8, 1, 0, 1024),
+        (32, 8192, 4, 8, 2, 512, 512), (32, 8192, 9, 8, 2, 512, 512),
     ):  # fmt: skip
         p = make_problem(
             q_lens=[q_len] * batch, kv_lens=[context] * batch, heads=h, kv_heads=g, window=window, extent=extent
