@@ -71,15 +71,18 @@ def _swiglu_tokens_kernel(
     tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    slot = tl.program_id(1)
+    # Row 0 of the grid lists the slots for the second launch, beside the products.
+    slot = tl.program_id(1) - (TOP_K > 0)
+    if slot < 0:
+        if tl.program_id(0) == 0:
+            _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P)
+        return
     block_m, block_n = grouped_pid(tl.program_id(0), blocks_m, tl.cdiv(width, BLOCK_N), GROUP_M)
     t = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_t = t < tokens
     gamma_rows = gamma_ptr + t * stride_gamma
     expert = slot
     if TOP_K > 0:
-        if (slot == 0) & (tl.program_id(0) == 0):
-            _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P)
         p = tl.arange(0, BLOCK_P)
         chosen = tl.load(ids_ptr + tl.minimum(slot, choices - 1))
         expert = chosen - first_expert
@@ -184,7 +187,7 @@ def experts_by_token(
     base = shared_w13 if w13 is None else w13
     c: dict[str, Any] = dict(first.constexprs)
     blocks_m = triton.cdiv(T, c["BLOCK_M"])
-    _swiglu_tokens_kernel[(blocks_m * triton.cdiv(I, c["BLOCK_N"]), choices + S)](
+    _swiglu_tokens_kernel[(blocks_m * triton.cdiv(I, c["BLOCK_N"]), (K > 0) + choices + S)](
         act, slots, x, ids, gamma, base, shared_w13,
         T, choices, first_expert, 0 if w13 is None else w13.shape[0], H, I, x.stride(0),
         gamma.stride(0), blocks_m,
