@@ -298,7 +298,7 @@ def _parse_eos(top: Section, generation_json: Mapping[str, Any]) -> tuple[int, .
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds {type(content).__name__}, wanted an object")

@@ -68,11 +68,11 @@ def scan_checkpoint(folder: Path) -> dict[str, StoredTensor]:
         )
     stored: dict[str, StoredTensor] = {}
     for shard in shards:
-        if not (folder / shard).exists():
+        if not (folder / shard).is_file():
             name = next(n for n, s in shard_of.items() if s == shard)
             raise CheckpointError(
-                f"{index_file}: tensor {name} is said to be in {shard}, which does not exist; "
-                f"download that file"
+                f"{index_file}: tensor {name} is said to be in {shard}, which does not exist as a "
+                f"file; download it"
             )
         for name, tensor in read_header(folder / shard).items():
             if name in stored:
@@ -90,7 +90,7 @@ def _read_index(index_file: Path) -> dict[str, str]:
         index = json.loads(
             index_file.read_text(encoding="utf-8"), object_pairs_hook=_refuse_duplicates
         )
-    except ValueError as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise CheckpointError(f"{index_file}: {error}; download it again") from error
     shard_of = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shard_of, dict) or not shard_of:
@@ -99,7 +99,7 @@ def _read_index(index_file: Path) -> dict[str, str]:
             f"download it again"
         )
     for name, shard in shard_of.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(
                 f"{index_file}: tensor {name} is in {shard!r}, wanted the name of a file in the "
                 f"same folder"
@@ -132,9 +132,16 @@ def _check_index(
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file.
 
-    Raises: CheckpointError: a file that is cut short, longer than its header says, or not
-            safetensors.
+    Raises: CheckpointError: a file that cannot be opened, is cut short, longer than its header says
+            or not safetensors.
     """
+    try:
+        return _read_header(file)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -153,7 +160,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         header = json.loads(text, object_pairs_hook=_refuse_duplicates)
         header.pop("__metadata__", None)
         tensors = {name: _stored(file, name, fields) for name, fields in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{file}: the safetensors header is damaged ({error}); download it again"
         ) from error

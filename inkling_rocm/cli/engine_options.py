@@ -35,7 +35,7 @@ RandomSeed = Annotated[int, typer.Option(help="Seeds of requests without one, du
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
 # What a wrong argument or checkpoint raises: these are told, everything else is a traceback.
-MISTAKES = (ValueError, FileNotFoundError)
+MISTAKES = (ValueError, OSError)
 
 
 def engine_args(**fields: Any) -> EngineArgs:

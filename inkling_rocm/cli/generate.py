@@ -61,12 +61,25 @@ def generate(
                 _stream_raw(engine, text, params)
             else:
                 _stream_chat(engine, text, system, reasoning_effort, params)
-    except (*options.MISTAKES, ApiError) as error:
+    except (*options.MISTAKES, ApiError, _GenerationFailed) as error:
         raise options.fail(error) from error
 
 
+class _GenerationFailed(Exception):
+    """The engine gave up on the answer."""
+
+
+def _updates(engine, ids, params):
+    """The updates of one request. Raises: _GenerationFailed: it ended by an error or an abort."""
+    for update in engine.submit(ids, params):
+        yield update
+        if update.finish_reason in ("error", "abort"):
+            typer.echo()
+            raise _GenerationFailed(update.error or "the request was aborted")
+
+
 def _stream_raw(engine, text: str, params) -> None:
-    for update in engine.submit(engine.tokenizer.encode(text), params):
+    for update in _updates(engine, engine.tokenizer.encode(text), params):
         typer.echo(update.text, nl=False)
     typer.echo()
 
@@ -82,7 +95,7 @@ def _stream_chat(engine, text: str, system: str | None, effort: str, params) -> 
     renderer = ChatRenderer(engine.tokenizer.native)
     prompt = renderer.render(messages, effort=parse_effort(effort))
     parser = TurnParser(engine.tokenizer.token_bytes)
-    for update in engine.submit(prompt.ids, params):
+    for update in _updates(engine, prompt.ids, params):
         deltas = [delta for token in update.token_ids for delta in parser.feed(token)]
         if update.finish_reason is not None:
             deltas += parser.finish()

@@ -35,10 +35,19 @@ class EngineParts:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The named device, else a GPU if torch sees one, else the CPU."""
+    """The named device, else a GPU if torch sees one, else the CPU.
+
+    Raises: ValueError: torch does not know it, or this machine has none.
+    """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # a torch built without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used: {reason}") from error
+    return device
 
 
 def choose_dtype(name: str, config: InklingConfig, device: torch.device) -> torch.dtype:

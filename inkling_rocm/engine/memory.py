@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 CPU_LIMIT_BYTES = 4 * GIB
+MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +45,36 @@ class MemoryPlan:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated: of the GPU, or of the machine and its control group."""
+    """Memory that can still be allocated: of the GPU, or of the machine and its control group.
+
+    Raises: ValueError: this platform does not tell.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
-    if limit.exists() and used.exists() and (most := limit.read_text().strip()) != "max":
-        free = min(free, int(most) - int(used.read_text()))
-    return max(free, 0)
+    free, of_group = _machine_free(MEMINFO), _group_free(CONTROL_GROUP)
+    return max(free if of_group is None else min(free, of_group), 0)
+
+
+def _machine_free(meminfo: Path) -> int:
+    """Linux says what is available; elsewhere (macOS) all physical memory counts."""
+    if meminfo.exists():
+        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError) as error:
+        raise ValueError("this platform does not tell how much memory it has") from error
+
+
+def _group_free(folder: Path) -> int | None:
+    """What the control group may still take; None without a limit. Cached file pages (of a
+    checkpoint just read, above all) are charged to it but given up when memory is wanted."""
+    limit = folder / "memory.max"
+    if not limit.exists() or (most := limit.read_text().strip()) == "max":
+        return None
+    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    cached = int(stat["active_file"]) + int(stat["inactive_file"])
+    return int(most) - (int((folder / "memory.current").read_text()) - cached)
 
 
 def plan_memory(
@@ -71,7 +94,8 @@ def plan_memory(
     chunk = args.chunked_prefill_size or (512 if cpu else 8192)
     chunk = context if chunk == -1 else min(chunk, context)
     share = args.mem_fraction_static or (0.2 if cpu else 0.85)
-    budget = int(free_bytes(device) * share)
+    free = free_bytes(device)
+    budget = int(free * share)
     if cpu and args.mem_fraction_static is None:
         budget = min(budget, CPU_LIMIT_BYTES)
 
@@ -84,7 +108,7 @@ def plan_memory(
         channels = sum(ring_channels(text, layer, stream) for stream in CONV_STREAMS)
         ring_bytes += (text.conv_taps - 1) * channels * size * (max_running + 1)
 
-    left = budget - ring_bytes
+    left = max(budget - ring_bytes, 0)
     # Every sequence's window, the new pages of one prompt chunk, and a page more for each.
     window = text.local_attention.window
     a_sequence = min(max(window - 2, 0) // page + 2, -(-context // page))
@@ -122,6 +146,11 @@ def plan_memory(
     if not page_bytes[False]:
         global_pages = 0
     total = (ring_bytes + global_pages * page_bytes[False] + window_pages * page_bytes[True]) / GIB
+    if total > free / GIB:
+        raise ValueError(
+            f"pages and rings of {total:.2f} GiB were asked for, but only {free / GIB:.2f} GiB are "
+            "free; lower max_total_tokens or max_running_requests"
+        )
     logger.info(
         "pools: %d global and %d window pages of %d tokens, %d sequence slots, %.3f GiB; context "
         "%d (checkpoint: %d), prompt chunk %d",

@@ -82,11 +82,12 @@ class Scheduler:
                 continue
             if self._can_fork(length):
                 child.slot = self.rings.take()
+                # Running from here on: a copy that fails (out of memory) must not lose the slot.
+                insort(self.running, child, key=_by_order)
                 self.rings.fork(parent.slot, child.slot)
                 for pool in self.pools:
                     pool.fork(parent.slot, child.slot, length)
                 child.computed = length
-                insort(self.running, child, key=_by_order)
             else:
                 insort(self.preempted, child, key=_by_order)
         parent.siblings = []

@@ -147,7 +147,7 @@ class Generation:
                 )
                 self._handles.append(handle)
                 self._outputs.append([_Output(self, handle, i) for i in range(parsed.n)])
-        except RequestError:
+        except BaseException:
             self.abort()
             raise
         self._is_list |= any(len(outputs) > 1 for outputs in self._outputs)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 
 from inkling_rocm.engine.request import RequestError, SamplingParams
 
 MAX_CONTINUATIONS = 128
+_RANGES = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+}
 
 
 def check_request(
@@ -20,6 +28,7 @@ def check_request(
     has_tokenizer: bool,
 ) -> None:
     """Raises: RequestError: the first thing that is wrong."""
+    _check_types(params, logprobs)
     _check_ids(prompt_ids, vocabulary)
     _check_lengths(len(prompt_ids), params, context_length)
     _check_sampling(params, vocabulary)
@@ -33,6 +42,35 @@ def check_request(
                     f"{name} needs a tokenizer; the engine runs with skip_tokenizer_init",
                     param=name,
                 )
+
+
+def _check_types(params: SamplingParams, logprobs: int | None) -> None:
+    """A wrong type must not reach the engine's thread, where it would end the whole batch."""
+
+    def refuse(name: str, value: object, wanted: str) -> None:
+        raise RequestError(f"{name} {value!r}: wanted {wanted}", param=name)
+
+    for name in ("max_new_tokens", "min_new_tokens", "top_k", "n", "seed"):
+        value = getattr(params, name)
+        if not isinstance(value, Integral) and not (name == "seed" and value is None):
+            refuse(name, value, "an integer")
+    if logprobs is not None and not isinstance(logprobs, Integral):
+        refuse("logprobs", logprobs, "an integer")
+    for name in (*_RANGES, "repetition_penalty"):
+        if not isinstance(getattr(params, name), Real):
+            refuse(name, getattr(params, name), "a number")
+    for name in ("logit_bias", "stop_token_ids", "constraint_start_ids"):
+        for token in getattr(params, name):
+            if not isinstance(token, Integral):
+                refuse(name, token, "token ids")
+    for bias in params.logit_bias.values():
+        if not isinstance(bias, Real):
+            refuse("logit_bias", bias, "numbers")
+    for name in ("json_schema", "regex", "grammar"):
+        if not isinstance(getattr(params, name), str | None):
+            refuse(name, getattr(params, name), "a string")
+    if isinstance(params.stop, str) or not all(isinstance(stop, str) for stop in params.stop):
+        refuse("stop", params.stop, "a tuple of strings")
 
 
 def _check_ids(prompt_ids: Sequence[int], vocabulary: int) -> None:
@@ -68,14 +106,7 @@ def _check_lengths(prompt: int, params: SamplingParams, context_length: int) -> 
 
 
 def _check_sampling(params: SamplingParams, vocabulary: int) -> None:
-    ranges = {
-        "temperature": (0.0, math.inf),
-        "top_p": (0.0, 1.0),
-        "min_p": (0.0, 1.0),
-        "frequency_penalty": (-2.0, 2.0),
-        "presence_penalty": (-2.0, 2.0),
-    }
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in _RANGES.items():
         value = getattr(params, name)
         if not low <= value <= high or not math.isfinite(value):
             raise RequestError(f"{name} {value}: wanted {low} .. {high}", param=name)

@@ -229,13 +229,42 @@ def test_tensor_in_two_shards(folder, config, tensors):
         ("[]", "weight_map is None"),
         ('{"weight_map": {}}', "weight_map is {}"),
         ('{"weight_map": {"a": "../b.safetensors"}}', "same folder"),
+        ('{"weight_map": {"a": ".."}}', "same folder"),
+        ('{"weight_map": {"a": ""}}', "same folder"),
         ('{"weight_map": {"a": 3}}', "same folder"),
+        ('{"weight_map": ' + "[" * 50_000, "download it again"),
         ('{"weight_map": {"a": "x", "a": "x"}}', "a is there twice"),
     ],
 )
 def test_bad_index(folder, config, text, message):
     (folder / INDEX).write_text(text)
     refusal(folder, config, re.escape(INDEX), message)
+
+
+def test_a_folder_in_a_shards_place(folder, config):
+    file = folder / shard_of(folder, WQ)
+    file.unlink()
+    file.mkdir()
+    refusal(folder, config, re.escape(file.name), "does not exist as a file")
+
+
+def test_a_file_that_cannot_be_opened(folder, config, monkeypatch):
+    opened = type(folder).open
+
+    def refuse(file, *args, **kwargs):
+        if file.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied")
+        return opened(file, *args, **kwargs)
+
+    monkeypatch.setattr(type(folder), "open", refuse)
+    refusal(folder, config, r"\.safetensors", "cannot be read: Permission denied")
+
+
+def test_a_header_nested_without_end(folder, config):
+    file = folder / shard_of(folder, WQ)
+    text = b"[" * 50_000
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    refusal(folder, config, re.escape(file.name), "header is damaged")
 
 
 def test_left_over_single_file(folder, config, tensors):

@@ -66,3 +66,32 @@ def test_generate_names_mistakes(arguments, message):
 
 def test_generate_needs_a_prompt():
     assert generate(stdin=" \n").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model-path", __file__], "is a file; wanted the checkpoint's folder"),
+        (["--device", "abacus"], "device 'abacus' cannot be used"),
+        (["--device", "cuda:77"], "device 'cuda:77' cannot be used"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_mistakes_are_told_without_a_traceback(command, arguments, message):
+    rest = ["Hello"] if command == "generate" else ["--port", "0"]
+    result = RUNNER.invoke(app, [command, *arguments, *rest])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("mode", [["--raw"], []])
+def test_generate_fails_when_the_answer_does(monkeypatch, mode):
+    def planted(self, *args):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("inkling_rocm.model.InklingModel.forward", planted)
+    result = generate(*mode, "Hello")
+    assert result.exit_code == 1
+    assert "error: RuntimeError: planted" in result.stderr

@@ -181,6 +181,9 @@ def test_files(small_config_path, tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
         load_config(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 50_000)
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        load_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="wanted an object"):
         load_config(tmp_path)

@@ -228,6 +228,45 @@ def test_bad_values_are_refused_by_name(engine, param, values):
         assert caught.value.param == {"sampling_seed": "seed"}.get(param, param)
 
 
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("seed", 1.5),
+        ("stop", (5,)),
+        ("stop", "ab"),
+        ("n", 2.0),
+        ("max_new_tokens", 2.5),
+        ("min_new_tokens", "1"),
+        ("top_k", 1.5),
+        ("temperature", "hot"),
+        ("repetition_penalty", None),
+        ("stop_token_ids", ("a",)),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {5: "x"}),
+        ("json_schema", {"type": "object"}),
+    ],
+)
+def test_wrong_types_are_refused_by_name(engine, param, value):
+    """In the engine's thread they would end every request of the batch."""
+    with pytest.raises(RequestError) as caught:
+        engine.submit([1, 2], SamplingParams(**{param: value}))
+    assert caught.value.param == param
+
+
+def test_wrong_types_of_log_probabilities_are_refused(engine):
+    with pytest.raises(RequestError, match=r"logprobs 1\.5"):
+        engine.generate(input_ids=[1], return_logprob=True, top_logprobs_num=1.5)
+
+
+def test_a_batch_with_a_mistake_leaves_nothing_running():
+    long = {**GREEDY, "max_new_tokens": 100}
+    with history_engine(tokenizer=ByteTokenizer()) as engine:
+        with pytest.raises(TypeError):
+            engine.generate(["a", "b"], [long, {"stop": 5}])
+        assert engine.drain(timeout=10)
+        assert engine.stats().generated_tokens < 100
+
+
 def test_bad_prompts_are_refused(engine):
     for ids in ([], [VOCAB], [-1]):
         with pytest.raises(RequestError):

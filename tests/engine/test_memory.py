@@ -85,6 +85,38 @@ def test_too_little_memory_is_refused_with_the_numbers(monkeypatch):
         plan_of(tiny_config(), free=1000, monkeypatch=monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("layers", "too_much"),
+    [
+        ((True, False), {"max_total_tokens": 10**9}),
+        ((False, False), {"max_total_tokens": 10**9}),
+        ((True, False), {"max_running_requests": 10**7}),
+        ((True, True), {"max_running_requests": 10**7}),
+        ((False, False), {"max_running_requests": 10**7}),
+    ],
+)
+def test_explicit_sizes_beyond_the_memory_are_refused(monkeypatch, layers, too_much):
+    config = tiny_config(layer_is_local=layers)
+    with pytest.raises(ValueError, match=r"GiB .*lower") as caught:
+        plan_of(config, free=GIB, monkeypatch=monkeypatch, **{"max_total_tokens": 512} | too_much)
+    assert "-" not in str(caught.value)  # no negative number of pages
+
+
+def test_a_control_groups_cached_files_are_free(tmp_path):
+    """After a checkpoint was read a container's memory is full of it; the kernel gives it back."""
+    (tmp_path / "memory.max").write_text("4000\n")
+    (tmp_path / "memory.current").write_text("3900\n")
+    (tmp_path / "memory.stat").write_text("anon 700\nactive_file 200\ninactive_file 3000\n")
+    assert memory._group_free(tmp_path) == 3300
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._group_free(tmp_path) is None
+    assert memory._group_free(tmp_path / "none") is None
+
+
+def test_a_platform_without_proc_still_tells(tmp_path):
+    assert memory._machine_free(tmp_path / "meminfo") >= free_bytes(CPU)
+
+
 def test_the_plan_is_logged(monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
         plan_of(tiny_config(), page_size=16, max_total_tokens=96, monkeypatch=monkeypatch)

@@ -173,3 +173,24 @@ def test_abort_at_every_moment_frees_everything():
         assert_empty(core)
         for request in requests.values():
             assert set(request.handle.reasons()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("part", ["rings", "pools"])
+def test_a_fork_that_fails_loses_nothing(part, monkeypatch):
+    """Out of memory while the prompt's last page and rings are copied."""
+    core = history_core(page_size=16)
+    thing = core.scheduler.rings if part == "rings" else core.scheduler.pools[-1]
+
+    def planted(*args):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(thing, "fork", planted)
+    forked = SamplingParams(temperature=0.0, max_new_tokens=9, ignore_eos=True, n=3)
+    request = add_request(core, 1, [4] * 20, forked)
+    run_to_end(core)
+    assert request.handle.reasons() == {0: "error", 1: "error", 2: "error"}
+    assert_empty(core)
+    monkeypatch.undo()
+    again = add_request(core, 2, [4] * 20, forked)
+    run_to_end(core)
+    assert set(again.handle.reasons().values()) == {"length"}
