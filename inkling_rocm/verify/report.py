@@ -45,6 +45,11 @@ def summary_lines(report: RowReport) -> list[str]:
             f"{k.waves_per_simd} waves/SIMD, {shapes}, 16-byte loads {_share(k.wide_load_share)}, "
             f"LDS conflicts x{k.lds_conflict_factor or '-'}, matrix/vector {k.matrix_to_vector:.3f}"
         )
+        if k.matrix_shapes and not k.wide_load_share:
+            lines.append(
+                "        note: no 16-byte loads; if the model's sizes are multiples of 16 and "
+                "those of the cases are not, Triton compiled other code than users run"
+            )
     for case in report.cases:
         for outcome in case.outcomes:
             lines.append(
