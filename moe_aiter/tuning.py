@@ -132,9 +132,9 @@ SELECT = TuningTable("moe_aiter.select", tuple(_each({"BLOCK_T": 4}, {"num_warps
 SORT = TuningTable(
     "moe_aiter.sort",
     tuple(
-        _row(arch, when, {"BLOCK_P": block}, {"num_warps": 4})
+        _row(arch, when, {"BLOCK_P": block}, {"num_warps": warps})
         for arch in (*AMD, *NVIDIA)
-        for when, block in (({"choices": (None, 1024)}, 256), ({}, 2048))
+        for when, block, warps in (({"choices": (None, 1024)}, 256, 4), ({}, 2048, 8))
     ),
 )
 COMBINE = TuningTable("moe_aiter.combine", tuple(_each({"BLOCK_N": 2048}, {"num_warps": 4})))

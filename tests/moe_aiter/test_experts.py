@@ -143,6 +143,32 @@ def test_a_token_does_not_depend_on_its_neighbours(way):
     assert torch.equal(run(alone, plan=way)[0], run(problem, plan=way)[5])
 
 
+@pytest.mark.parametrize(
+    ("way", "hidden", "width"),
+    [
+        pytest.param(BY_TOKEN, 256, 128, id="token"),
+        pytest.param(FOLDED, 2048, 1024, id="folded", marks=pytest.mark.full),
+    ],
+)
+def test_weights_beyond_32_bit_offsets(way, hidden, width):
+    """Both weights of the last experts lie past 2^31 elements; what is before them is never
+    touched,
+    nor resident. Weights beyond 2 GiB also get other code: no buffer loads."""
+    problem = make_problem(3, experts=4, top_k=3, hidden=hidden, width=width)
+    many = 2**31 // (hidden * width) + 4
+    big = {
+        name: torch.empty(many, *problem.weights[name].shape[1:], dtype=torch.bfloat16)
+        for name in ("w13", "w2")
+    }
+    for name, tensor in big.items():
+        tensor[-4:] = problem.weights[name]
+    moved = Problem(
+        x=problem.x, ids=problem.ids + many - 4, gamma=problem.gamma, weights=problem.weights | big
+    )
+    assert torch.equal(run(moved, plan=way), run(problem, plan=way))
+    assert_close(problem, run(moved, plan=way))
+
+
 def test_nan_in_one_token_stays_there():
     problem = make_problem(12, experts=6, hidden=64, width=32)
     problem.x[3] = float("nan")
