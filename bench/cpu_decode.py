@@ -1,50 +1,55 @@
-"""Decode throughput on a CPU against transformers' generate, batch 16, in one process.
+"""Decode throughput on a CPU against transformers' generate, batch 16.
 
     python -m bench.cpu_decode                 prints a table and appends rows to bench/results
     python -m bench.cpu_decode --no-rows       prints only
 
-Both run the same checkpoint, prompts and dtype on the same threads; the greedy tokens must agree
-first. Prefill is subtracted by timing a run that stops after one token. Rounds alternate, so that
-both see the same machine.
+Both run the same checkpoint, dtype and prompts of different lengths; the greedy tokens must agree
+first. Prefill is subtracted by timing a run that stops after one token. Each runs in a process of
+its own, in turns: in one process their two OpenMP teams would slow each other down.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
+import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
-from bench.rows import append, result_row
+from bench.rows import ROOT, append, result_row
 
-BATCH, PROMPT, NEW_TOKENS, ROUNDS = 16, 64, 64, 5
+BATCH, PROMPT, NEW_TOKENS = 16, 64, 64
+TURNS, RUNS = 3, 3
 # Small enough that the work between the matrix products matters, as on a laptop that tries things
 # out.
 TINY = {
     "vocab_size": 4096,
     "unpadded_vocab_size": 4096,
-    "hidden_size": 128,
-    "num_hidden_layers": 6,
+    "hidden_size": 64,
+    "num_hidden_layers": 12,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,
+    "head_dim": 16,
     "swa_num_attention_heads": 4,
     "swa_num_key_value_heads": 2,
-    "swa_head_dim": 32,
+    "swa_head_dim": 16,
     "sliding_window_size": 64,
     "d_rel": 16,
     "rel_extent": 128,
     "log_scaling_n_floor": 128000,
-    "layer_types": ["hybrid_sliding"] * 5 + ["hybrid"],
-    "mlp_layer_types": ["dense"] + ["sparse"] * 5,
-    "intermediate_size": 384,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 32,
-    "num_experts_per_tok": 6,
+    "layer_types": (["hybrid_sliding"] * 5 + ["hybrid"]) * 2,
+    "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 10,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
     "n_shared_experts": 2,
     "max_position_embeddings": 1024,
     "pad_token_id": None,
@@ -81,17 +86,21 @@ class Peer:
         self.model = InklingForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
         self.model.eval()
 
-    def __call__(self, prompts: torch.Tensor, new_tokens: int) -> list[list[int]]:
+    def __call__(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        longest = max(map(len, prompts))
+        padding = [longest - len(prompt) for prompt in prompts]
+        ids = [[0] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)]
+        mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
         out = self.model.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
+            torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
         )
-        return out[:, prompts.shape[1] :].tolist()
+        return out[:, longest:].tolist()
 
 
 class Ours:
@@ -111,13 +120,16 @@ class Ours:
             chunked_prefill_size=BATCH * PROMPT,
         )
 
-    def __call__(self, prompts: torch.Tensor, new_tokens: int) -> list[list[int]]:
+    def __call__(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         params = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
-        results = self.engine.generate(input_ids=prompts.tolist(), sampling_params=params)
+        results = self.engine.generate(input_ids=prompts, sampling_params=params)
         return [result["output_ids"] for result in results]
 
 
-def decode_seconds(run, prompts: torch.Tensor) -> float:
+CONTENDERS = {contender.name: contender for contender in (Peer, Ours)}
+
+
+def decode_seconds(run, prompts: list[list[int]]) -> float:
     """Seconds of NEW_TOKENS - 1 decode steps of the whole batch."""
     start = time.perf_counter()
     run(prompts, 1)
@@ -126,34 +138,57 @@ def decode_seconds(run, prompts: torch.Tensor) -> float:
     return (time.perf_counter() - first) - (first - start)
 
 
+def work(name: str, path: Path, prompts: list[list[int]]) -> dict:
+    """What one process measures: the greedy tokens, then the seconds of RUNS decodes."""
+    run = CONTENDERS[name](path)
+    tokens = run(prompts, NEW_TOKENS)
+    seconds = [decode_seconds(run, prompts) for _ in range(RUNS)]
+    return {"tokens": tokens, "seconds": seconds, "threads": torch.get_num_threads()}
+
+
+def in_process(name: str, path: Path, prompts: list[list[int]]) -> dict:
+    """`work` in a fresh Python process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.cpu_decode", "--worker", name, str(path)],
+        input=json.dumps(prompts),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def compare(case: str, path: Path, vocab: int) -> dict:
     """Check that both produce the same tokens, then measure them in turns."""
-    torch.manual_seed(1)
-    prompts = torch.randint(1, vocab, (BATCH, PROMPT))
-    peer, ours = Peer(path), Ours(path)
-    try:
-        wanted, got = peer(prompts, NEW_TOKENS), ours(prompts, NEW_TOKENS)
-        same = sum(a == b for a, b in zip(wanted, got, strict=True))
-        seconds: dict[str, list[float]] = {peer.name: [], ours.name: []}
-        for _ in range(ROUNDS):
-            for run in (peer, ours):
-                seconds[run.name].append(decode_seconds(run, prompts))
-    finally:
-        ours.engine.shutdown()
+    generator = random.Random(1)
+    lengths = [generator.randint(PROMPT // 2, PROMPT) for _ in range(BATCH)]
+    prompts = [[generator.randrange(1, vocab) for _ in range(length)] for length in lengths]
+    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    results: dict[str, dict] = {}
+    for turn in range(TURNS):
+        for name in CONTENDERS:
+            print(f"{case}: turn {turn + 1} of {TURNS}, {name}", file=sys.stderr)
+            results[name] = in_process(name, path, prompts)
+            seconds[name] += results[name]["seconds"]
+    pairs = zip(results[Peer.name]["tokens"], results[Ours.name]["tokens"], strict=True)
+    same = sum(peer == ours for peer, ours in pairs)
     steps = BATCH * (NEW_TOKENS - 1)
     median = {name: statistics.median(times) for name, times in seconds.items()}
     return result_row(
         "engine_decode",
         case,
-        device=f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        device=f"{platform.machine()} CPU, {results[Ours.name]['threads']} threads",
         arch="cpu",
-        tokens_per_s=round(steps / median[ours.name], 1),
+        tokens_per_s=round(steps / median[Ours.name], 1),
         peer="transformers generate",
-        peer_tokens_per_s=round(steps / median[peer.name], 1),
-        ratio=round(median[peer.name] / median[ours.name], 2),
+        peer_tokens_per_s=round(steps / median[Peer.name], 1),
+        ratio=round(median[Peer.name] / median[Ours.name], 2),
         batch=BATCH,
+        prompt_tokens=[min(lengths), max(lengths)],
+        new_tokens=NEW_TOKENS,
         dtype="float32",
-        rounds=ROUNDS,
+        runs=TURNS * RUNS,
         gate=f"{same}/{BATCH} greedy outputs equal",
         evidence="measured",
     )
@@ -162,7 +197,12 @@ def compare(case: str, path: Path, vocab: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--no-rows", action="store_true", help="do not append to bench/results")
+    parser.add_argument("--worker", nargs=2, metavar=("NAME", "PATH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.worker:
+        name, path = arguments.worker
+        print(json.dumps(work(name, Path(path), json.load(sys.stdin))))
+        return
     from inkling_rocm.checkpoint import resolve_model_path
 
     rows = []

@@ -32,10 +32,10 @@ def gate(
     """
     wide = torch.promote_types(x_TH.dtype, torch.float32)
     logits = F.linear(x_TH.to(wide), weight.to(wide))
-    scores_TX = logits[:, : moe.num_experts].sigmoid() + bias_X
+    scores_TX = logits[:, : moe.num_experts].sigmoid().add_(bias_X)
     ids_TK = scores_TX.sort(dim=-1, descending=True, stable=True).indices[:, : moe.top_k]
     chosen = torch.cat((logits.gather(-1, ids_TK), logits[:, moe.num_experts :]), dim=-1)
-    weights = F.logsigmoid(chosen).softmax(-1) * (moe.route_scale * global_scale)
+    weights = F.logsigmoid(chosen).softmax(-1).mul_(moe.route_scale * global_scale)
     return ids_TK.int(), weights
 
 

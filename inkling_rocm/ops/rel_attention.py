@@ -88,41 +88,49 @@ class _Block:
 def _blocks(
     meta: BatchMeta, kv: KVCacheView, attention: AttentionConfig, wide: torch.dtype
 ) -> list[_Block]:
-    device = kv.k.device
+    device, page_size = kv.k.device, kv.page_size
     blocks = []
     for length, rows in _rows_by_length(meta):
-        kv_len = meta.kv_len[rows].long()
-        span = int(kv_len.max())
+        kv_len = meta.kv_len[rows]
+        shortest, span = (int(bound) for bound in kv_len.aminmax())
         if kv.window:
             span = min(span, length + kv.window - 1)
         back = torch.arange(span, device=device)
         position = (kv_len - span)[:, None] + back
-        exists = position >= 0
-        column = position // kv.page_size - kv.first_page[rows][:, None]
-        in_table = column.clamp_(0, kv.page_table.shape[1] - 1)
-        page = kv.page_table[rows].gather(1, in_table)
-        slots = (page * kv.page_size + position % kv.page_size).mul_(exists)
+        column = position // page_size - kv.first_page[rows][:, None]
+        page = kv.page_table[rows].gather(1, column.clamp_(0, kv.page_table.shape[1] - 1))
+        slots = page * page_size + position % page_size
+        missing = None
+        if shortest < span:
+            missing = position < 0
+            slots.masked_fill_(missing, 0)
         first_token = meta.cu_seqlens_q[:-1][rows].long()
         step = max(1, MAX_SCORES // (kv_len.shape[0] * span * attention.num_heads))
         for first in range(0, length, step):
             query = torch.arange(first, min(first + step, length), device=device)
             tokens = first_token[:, None] + query
             distance = query[:, None] + (span - length) - back
-            hidden = distance < 0
-            if kv.window:
-                hidden |= distance >= kv.window
-            hidden = hidden[None, None, :, None] | ~exists[:, None, None, None]
-            has_bias = (distance >= 0) & (distance < attention.extent)
+            hidden = None if missing is None else missing[:, None, None, None]
+            if length > 1:  # a row's only query sees every key there is
+                unseen = distance < 0
+                if kv.window:
+                    unseen |= distance >= kv.window
+                unseen = unseen[None, None, :, None]
+                hidden = unseen if hidden is None else hidden | unseen
+            has_bias = None
+            if length > 1 or span > attention.extent:
+                has_bias = ((distance >= 0) & (distance < attention.extent)).to(wide)
+                distance.clamp_(0, attention.extent - 1)
             blocks.append(
                 _Block(
                     tokens=tokens.flatten(),
                     in_order=tokens.numel() == meta.num_tokens,
                     rows=kv_len.shape[0],
-                    queries=len(query),
+                    queries=query.shape[0],
                     key_slots=slots.flatten(),
-                    distance=distance.clamp(0, attention.extent - 1).flatten(),
-                    has_bias=None if bool(has_bias.all()) else has_bias.to(wide),
-                    hidden=hidden if bool(hidden.any()) else None,
+                    distance=distance.flatten(),
+                    has_bias=has_bias,
+                    hidden=hidden,
                     tau=tau(meta.positions[tokens], attention, wide),
                 )
             )
