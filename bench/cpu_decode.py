@@ -27,8 +27,7 @@ from bench.rows import ROOT, append, result_row
 
 BATCH, PROMPT, NEW_TOKENS = 16, 64, 64
 TURNS, RUNS = 3, 3
-# Small enough that the work between the matrix products matters, as on a laptop that tries things
-# out.
+# Inkling's layer pattern twice, small enough that the work between the products matters.
 TINY = {
     "vocab_size": 4096,
     "unpadded_vocab_size": 4096,
