@@ -9,7 +9,7 @@ from typing import Any
 from inkling_rocm.engine.detokenizer import StopStrings
 from inkling_rocm.engine.request import TokenLogprob, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
-from inkling_rocm.server.blocks import FIRST_SPECIAL, BlockKind, Delta, TurnParser
+from inkling_rocm.server.blocks import BlockKind, Delta, TurnParser
 from inkling_rocm.server.context import engine_failure
 from inkling_rocm.server.errors import ApiError
 
@@ -49,7 +49,8 @@ class ChatChoice:
         self._stops = StopStrings(stops, keep_match=False)
         self._want_logprobs = logprobs
         self._parallel_tools = parallel_tools
-        self._pending: list[dict[str, Any]] = []
+        self._pending: list[dict[str, Any]] = []  # of text that is held back
+        self._name_tokens = 0  # the last of them, while they may be a tool's name
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
@@ -66,14 +67,16 @@ class ChatChoice:
         out: list[dict[str, Any]] = []
         for position, token_id in enumerate(update.token_ids):
             self.completion_tokens += 1
+            if self._parser.opens_block(token_id):  # a name is no content
+                del self._pending[len(self._pending) - self._name_tokens :]
             if self._want_logprobs and position < len(update.logprobs):
                 self._note_logprob(token_id, update.logprobs[position])
             for delta in self._parser.feed(token_id):
                 self._apply(delta, out)
                 if self.finish_reason is not None:
                     return out
-            if token_id >= FIRST_SPECIAL:
-                self._pending.clear()  # what the block's opener made a name is no content
+            if not self._parser.holds_name:
+                self._name_tokens = 0
         if update.finish_reason is not None:
             for delta in self._parser.finish():
                 self._apply(delta, out)
@@ -140,8 +143,9 @@ class ChatChoice:
             self._pending = []
 
     def _note_logprob(self, token_id: int, entry: TokenLogprob) -> None:
-        if token_id < FIRST_SPECIAL and self._parser.in_content:
+        if self._parser.is_content(token_id):
             self._pending.append(chat_logprob(self._codec, entry))
+            self._name_tokens += 1
 
 
 def _add_text(out: list[dict[str, Any]], field: str, text: str) -> None:

@@ -100,9 +100,20 @@ class TurnParser:
         return self._state == "ended"
 
     @property
-    def in_content(self) -> bool:
-        """The next ordinary token would be (or may become) part of the visible answer."""
-        return self._state in ("header", "headerless", "text")
+    def holds_name(self) -> bool:
+        """Text is held back because it may turn out to be a tool's name."""
+        return self._state == "header" and bool(self._name)
+
+    def opens_block(self, token_id: int) -> bool:
+        """Whether this token, fed next, makes the held text a name."""
+        return self._state == "header" and token_id in _OPENERS
+
+    def is_content(self, token_id: int) -> bool:
+        """Whether this token, fed next, is (or may become) part of the visible answer."""
+        if token_id < FIRST_SPECIAL:
+            return self._state in ("header", "headerless", "text") and not self._foreign
+        structural = token_id in TURN_ENDS or token_id in (END_MESSAGE, BEGIN_OF_TEXT)
+        return self._state == "text" and not structural
 
     def feed(self, token_id: int) -> list[Delta]:
         """Take the next generated token. Tokens after the turn's end are ignored."""

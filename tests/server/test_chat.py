@@ -216,6 +216,35 @@ def test_logprobs_are_of_the_answer_only(say):
     assert ask(client).choices[0].logprobs is None
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("turn", "content"),
+    [
+        ("<content_text>we will ST<end_message><content_model_end_sampling>", "we will ST"),
+        ("<content_text>ST<end_message><message_model>f<content_invoke_tool_json>{", "ST"),
+        ("Sure<end_message><message_model>S<content_thinking>hm<end_message>", "Sure"),
+        ("<content_text>a<content_image>é<content_model_end_sampling>", None),
+        ("ST<content_model_end_sampling>", "ST"),
+        ("<message_user>no<end_message><message_model><content_text>yes", "yes"),
+    ],
+)
+def test_log_probabilities_cover_the_content(say, turn, content, stream, chunk):
+    """Also of text held back because it may begin a stop string, and of special tokens that are
+    literal text."""
+    client, engine = say(turn)
+    engine.chunk = chunk
+    answer = ask(client, logprobs=True, stop="STOP", stream=stream)
+    if stream:
+        choices = [c.choices[0] for c in answer]
+        text = "".join(c.delta.content or "" for c in choices)
+        entries = [e for c in choices if c.logprobs for e in c.logprobs.content]
+    else:
+        text, entries = answer.choices[0].message.content, answer.choices[0].logprobs.content
+    assert content is None or text == content
+    assert b"".join(bytes(e.bytes) for e in entries).decode() == text
+
+
 def test_tool_choice(say):
     client, engine = say(CALL_F + END)
     ask(client, tools=TOOLS)
