@@ -6,11 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.nn import functional as F
 
 from bench.moe.problems import EXPERTS, SHARED, TOP_K, Layer
 from moe_aiter import dense_mlp, experts, gate
 from moe_aiter.problems import Problem, make_gate_problem, make_problem
-from moe_aiter.reference import dense_mlp_reference, experts_reference, gate_reference
+from moe_aiter.reference import (
+    dense_mlp_reference,
+    experts_reference,
+    gate_reference,
+    weigh,
+)
 
 # Tokens of a large batch that are compared (their experts' weights are converted to float64).
 SAMPLE = 24
@@ -75,10 +81,15 @@ def small_cases() -> Iterator[tuple[str, bool, float, float]]:
         arguments = (g.x, g.weight, g.bias, g.global_scale)
         fixed = {"top_k": TOP_K, "route_scale": 8.0}
         ids, weights = gate(*arguments, **fixed)
-        want_ids, want = gate_reference(*arguments, **fixed)
-        _, eager_weights = gate_reference(*arguments, **fixed, dtype=torch.float32)
-        ok, error, eager = check(weights, want, eager_weights)
-        yield f"gate T={tokens}", ok and torch.equal(ids, want_ids), error, eager
+        want_ids, _ = gate_reference(*arguments, **fixed)
+        # Scores closer than fp32 rounding may swap places; weights are those of the ids chosen.
+        same = float((ids == want_ids).float().mean())
+        want, eager = (
+            weigh(F.linear(g.x.to(d), g.weight.to(d)), ids, EXPERTS, 8.0 * g.global_scale.to(d))
+            for d in (torch.float64, torch.float32)
+        )
+        ok, error, eager_error = check(weights, want, eager)
+        yield f"gate T={tokens}", ok and same > 0.999, error, eager_error
         ties = (
             g.x,
             g.weight[:1].expand(EXPERTS + SHARED, -1).contiguous(),

@@ -48,7 +48,10 @@ def count_launches(call: Callable[[], object]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return sum(1 for event in profile.events() if event.device_type.name == "CUDA")
+    return sum(
+        event.device_type.name == "CUDA" and not event.is_user_annotation
+        for event in profile.events()
+    )
 
 
 def ceilings() -> tuple[float, float]:

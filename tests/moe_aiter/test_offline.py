@@ -20,7 +20,7 @@ SHAPES = {
     "small-tp8": (4096, 256, 256, 256),
     "small-tp1": (4096, 256, 2048, 2048),
 }
-TOKENS = (1, 4, 16, 32, 128, 1024, 8192)
+TOKENS = (1, 4, 8, 16, 32, 128, 1024, 8192)
 NO_PRODUCT = ("_sort_kernel", "_combine_kernel", "_select_kernel")
 
 
