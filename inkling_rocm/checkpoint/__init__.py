@@ -5,7 +5,7 @@ from inkling_rocm.checkpoint.dummy import fill_dummy
 from inkling_rocm.checkpoint.export import export_checkpoint
 from inkling_rocm.checkpoint.files import CheckpointError
 from inkling_rocm.checkpoint.loader import LoadReport, load_weights
-from inkling_rocm.checkpoint.table import allocate, weight_entries
+from inkling_rocm.checkpoint.table import allocate, weight_bytes, weight_entries
 
 __all__ = [
     "CheckpointError",
@@ -16,5 +16,6 @@ __all__ = [
     "fill_dummy",
     "load_weights",
     "resolve_model_path",
+    "weight_bytes",
     "weight_entries",
 ]

@@ -211,12 +211,13 @@ def _prefer_common_tokens(text: TextConfig, weights: dict[str, Tensor]) -> None:
 def _is_intact(folder: Path) -> bool:
     try:
         files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        return all(
+        there = {file.name for file in folder.iterdir()}
+        return there == {*files, _MANIFEST} and all(
             (folder / name).stat().st_size == facts["bytes"]
             and _sha256(folder / name) == facts["sha256"]
             for name, facts in files.items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False  # damaged in whatever way: it is written anew
 
 

@@ -6,6 +6,7 @@ Loading, sharding, dummy weights and export read nothing else. Parameter names a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -66,6 +67,15 @@ def allocate(
         entry.name: torch.empty(shape, dtype=entry.kept_dtype(dtype), device=device)
         for entry, shape in zip(entries, shapes, strict=True)
     }
+
+
+def weight_bytes(config: InklingConfig, dtype: torch.dtype, tp_size: int = 1) -> int:
+    """Memory of the language model's parameters on one rank. Raises: ValueError: as `allocate`."""
+    return sum(
+        math.prod(entry.shape(0, tp_size)) * entry.kept_dtype(dtype).itemsize
+        for entry in weight_entries(config)
+        if entry.part == "text"
+    )
 
 
 def _entry(

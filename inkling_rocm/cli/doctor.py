@@ -107,16 +107,11 @@ def _aiter_lines() -> list[str]:
 def _memory_lines(model_path: str, tp: int) -> list[str]:
     import torch
 
-    from inkling_rocm.checkpoint import weight_entries
+    from inkling_rocm.checkpoint import weight_bytes
     from inkling_rocm.cli.model_config import config_of
 
     config = config_of(model_path)
-    dtype = getattr(torch, config.dtype)
-    needed = sum(
-        torch.Size(entry.shape(0, tp)).numel() * entry.kept_dtype(dtype).itemsize
-        for entry in weight_entries(config)
-        if entry.part == "text"
-    )
+    needed = weight_bytes(config, getattr(torch, config.dtype), tp)
     lines = [f"model         {needed / GIB:.1f} GiB of {config.dtype} weights a rank at TP{tp}"]
     if torch.cuda.is_available():
         free = min(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))

@@ -10,9 +10,10 @@ import torch
 from inkling_rocm.checkpoint.demo import resolve_model_path
 from inkling_rocm.checkpoint.dummy import fill_dummy
 from inkling_rocm.checkpoint.loader import load_weights
-from inkling_rocm.checkpoint.table import allocate
+from inkling_rocm.checkpoint.table import allocate, weight_bytes
 from inkling_rocm.config import InklingConfig, load_config
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.memory import GIB, free_bytes
 from inkling_rocm.engine.tokenizer import InklingTokenizer, Tokenizer
 from inkling_rocm.model import InklingModel
 from inkling_rocm.ops import resolve_ops
@@ -65,7 +66,8 @@ def choose_dtype(name: str, config: InklingConfig, device: torch.device) -> torc
 def load_parts(args: EngineArgs) -> EngineParts:
     """Read config, weights and tokenizer, choose the ops.
 
-    Raises: ValueError: the checkpoint or an argument is wrong (CheckpointError is one).
+    Raises: ValueError: the checkpoint or an argument is wrong (CheckpointError is one), or the
+            weights do not fit.
     """
     path = resolve_model_path(args.model_path)
     config = load_config(path)
@@ -78,6 +80,7 @@ def load_parts(args: EngineArgs) -> EngineParts:
         attention_backend=args.attention_backend,
         moe_runner_backend=args.moe_runner_backend,
     )
+    _check_memory(config, dtype, device)
     weights = allocate(config, dtype=dtype, device=device)
     if args.load_format == "dummy":
         fill_dummy(config, weights, seed=args.random_seed)
@@ -92,3 +95,13 @@ def load_parts(args: EngineArgs) -> EngineParts:
         dtype=dtype,
         device=device,
     )
+
+
+def _check_memory(config: InklingConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Weights beyond a machine's memory would end in the kernel killing the process."""
+    needed, free = weight_bytes(config, dtype), free_bytes(device)
+    if needed > free:
+        raise ValueError(
+            f"the weights need {needed / GIB:.1f} GiB in {str(dtype).removeprefix('torch.')}, but "
+            f"{free / GIB:.1f} GiB are free on {device}"
+        )

@@ -105,6 +105,9 @@ def test_reused_when_intact(small_demo, tmp_path):
         lambda folder: (folder / "demo.json").unlink(),
         lambda folder: (folder / "demo.json").write_text("{"),
         lambda folder: (folder / "demo.json").write_text("[]"),
+        lambda folder: (folder / "demo.json").write_text("{}"),
+        lambda folder: (folder / "demo.json").write_text("[" * 50_000),
+        lambda folder: (folder / "model.safetensors").write_bytes(b"left over"),
     ],
 )
 def test_written_anew_when_damaged(small_demo, tmp_path, damage):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inkling_rocm.config import load_config
-from inkling_rocm.engine import memory
+from inkling_rocm.engine import load, memory
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.memory import GIB, build_pools, free_bytes, plan_memory
 from tests.engine.tiny import tiny_config
@@ -100,6 +100,16 @@ def test_explicit_sizes_beyond_the_memory_are_refused(monkeypatch, layers, too_m
     with pytest.raises(ValueError, match=r"GiB .*lower") as caught:
         plan_of(config, free=GIB, monkeypatch=monkeypatch, **{"max_total_tokens": 512} | too_much)
     assert "-" not in str(caught.value)  # no negative number of pages
+
+
+def test_weights_beyond_the_memory_are_refused_before_they_are_allocated(
+    small_config_path, tmp_path, monkeypatch
+):
+    (tmp_path / "config.json").write_text(small_config_path.read_text())
+    monkeypatch.setattr(load, "allocate", pytest.fail)
+    monkeypatch.setattr(load, "free_bytes", lambda device: 20 * GIB)
+    with pytest.raises(ValueError, match=r"weights need 49\d\.\d GiB in bfloat16, but 20\.0 GiB"):
+        load.load_parts(EngineArgs(model_path=str(tmp_path), device="cpu", dtype="bfloat16"))
 
 
 def test_a_control_groups_cached_files_are_free(tmp_path):
