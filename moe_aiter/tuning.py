@@ -111,7 +111,7 @@ def _router():
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _amd(4))
         yield _row(arch, {}, tile(64, 64, 64, 8192), _amd(4))
     for arch in NVIDIA:
-        yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(4, 3))
+        yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 128, 512), _nvidia(4, 4))
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _nvidia(4, 4))
