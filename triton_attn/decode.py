@@ -65,11 +65,15 @@ def _slices(
     """[TOKENS * BLOCK_R, keys]: the slice of the reversed profile that each token of the chunk sees at this key tile."""
     rows = tl.arange(0, TOKENS * BLOCK_R)
     token = rows // BLOCK_R + chunk
-    base = EXTENT - 1 - q_start - token
-    shift = (-base) & 7
-    # One 64-byte-aligned start per row; the hint says that eight neighbours in a row are one load.
-    start = tl.multiple_of(shift * stride_table_s + (rows % BLOCK_R) * stride_table_r + base + shift + PAD, 8)
-    return tl.load(table_ptr + start[:, None] + (n0 + offs_n)[None, :], mask=(token < q_len)[:, None], other=0.0)
+    # Column of key n for a token: n + (EXTENT - 1 - q_start - token), plus the copy's shift. The part that may be
+    # negative goes into the scalar pointer: buffer loads on AMD read 0 for a negative vector offset. Both parts are
+    # written as multiples of 8, so that eight neighbours are one load.
+    base = EXTENT - 1 - q_start
+    shift = (token - base) & 7
+    ahead = ((base & 7) - token + shift + 16) >> 3  # >= 0: token < 16
+    start = shift * stride_table_s + (rows % BLOCK_R) * stride_table_r + ahead * 8
+    tile_ptr = table_ptr + (n0 + (base >> 3) * 8 + (PAD - 16))
+    return tl.load(tile_ptr + start[:, None] + offs_n[None, :], mask=(token < q_len)[:, None], other=0.0)
 
 
 @triton.jit
@@ -220,7 +224,7 @@ def _decode_kernel(
     rows = tl.arange(0, BLOCK_ROWS)
     row_token, row_head = rows // GROUP, kv_head * GROUP + rows % GROUP
     mask_rows = row_token < q_len
-    q_token = token0 + row_token
+    q_token = token0 + tl.where(mask_rows, row_token, 0)  # a mod may load through it
     q_ptrs = q_ptr + q_token[:, None] * stride_q_t + row_head[:, None] * stride_q_h + offs_d[None, :]
     q = tl.load(q_ptrs, mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
     tau = tl.full([BLOCK_ROWS], LOG2E, tl.float32)

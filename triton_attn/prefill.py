@@ -45,7 +45,8 @@ def _tile(
     else:
         s = s * (softmax_scale * LOG2E)
     if MOD == 2:
-        bias_ptrs = bias_ptr + offs_m[:, None] * (PITCH - 1) + n[None, :]
+        # n0 goes to the scalar part: vector offsets must not be negative on AMD.
+        bias_ptrs = (bias_ptr + n0) + offs_m[:, None] * (PITCH - 1) + offs_n[None, :]
         if MASKED:
             distance = q_pos[:, None] - n[None, :]
             inside = (distance >= 0) & (distance < EXTENT)
@@ -95,13 +96,13 @@ def _prefill_kernel(
     q_pos = t0 + offs_m
     row_token = (first_token + m0).to(tl.int64)
     mask_m = m0 + offs_m < q_len
-    q_token = row_token + offs_m
+    q_token = tl.where(mask_m, row_token + offs_m, row_token)  # a mod may load through it
     end_key = tl.minimum(tl.load(kv_len_ptr + request), t0 + BLOCK_M)
     bias_ptr = rows_ptr
     if MOD == 2:
         row = (chunk_head * blocks + chunk_block).to(tl.int64) * BLOCK_M
-        shift = (t0 - (EXTENT - 1)) & 7
-        bias_ptr = rows_ptr + PAD + row * PITCH + tl.multiple_of(EXTENT - 1 - t0 + shift, 8)
+        # EXTENT - 1 - t0, rounded up to a multiple of 8 by the shift of the rows.
+        bias_ptr = rows_ptr + PAD + row * PITCH + ((EXTENT + 6 - t0) >> 3) * 8
 
     q_ptrs = q_ptr + row_token * stride_q_t + head * stride_q_h + offs_m[:, None] * stride_q_t + offs_d[None, :]
     mask_d = (offs_d < HEAD_DIM)[None, :]

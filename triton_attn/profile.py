@@ -67,8 +67,9 @@ def _profile_rows_kernel(
     shift = (start - (EXTENT - 1)) & 7
     copy = (residue + shift) & 7
     table_ptr += tl.multiple_of(copy * stride_table_s, 16) + FIRST_COLUMN
-    # Multiples of 8: PITCH is 1 more than one, and row + shift - copy is one.
-    row_start = tl.multiple_of((head.to(tl.int64) * chunk_rows + row) * PITCH + (shift - copy), 8)
+    # row * PITCH + shift - copy, written as multiples of 8: PITCH - 1 is one, and so is row + shift - copy.
+    first_row = head.to(tl.int64) * chunk_rows
+    row_start = (first_row + row) * (PITCH - 1) + first_row + ((row + shift - copy) >> 3) * 8
     # Columns of distances that no row of the group reaches back to are not needed.
     needed = tl.maximum(EXTENT - 1 - (start + i0 + 8 * ROWS - 1), 0) // BLOCK_C * BLOCK_C
     first = tl.maximum(needed, column_block * COLUMNS)

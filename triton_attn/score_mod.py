@@ -27,8 +27,8 @@ class ScoreMod:
     Attributes:
         fn: `@triton.jit` function (score, q_pos, k_pos, q_token, head, aux) -> score. Score is fp32, natural-log
             units, [rows, keys]; q_pos, q_token and head are [rows, 1], k_pos is [1, keys]; aux is the tuple
-            below. Return -inf to hide a key. Positions of masked-out lanes may be anything: do not load through
-            them unmasked.
+            below. Return -inf to hide a key. q_token and head are always valid indices; k_pos may lie beyond the
+            keys, so loads through it need a mask.
         reference: the same in torch: (score [h, q, n], q_pos [q], k_pos [n], q_token [q], aux) -> [h, q, n].
         aux: tensors that `fn` reads.
         extent: `fn` is the identity at distances q_pos - k_pos >= extent, so such tiles skip it; None = never.
