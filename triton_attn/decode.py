@@ -72,7 +72,7 @@ def _slices(
     shift = (token - base) & 7
     ahead = ((base & 7) - token + shift + 16) >> 3  # >= 0: token < 16
     start = shift * stride_table_s + (rows % BLOCK_R) * stride_table_r + ahead * 8
-    tile_ptr = table_ptr + (n0 + (base >> 3) * 8 + (PAD - 16))
+    tile_ptr = table_ptr + ((n0 >> 3) * 8 + (base >> 3) * 8 + (PAD - 16))
     return tl.load(tile_ptr + start[:, None] + offs_n[None, :], mask=(token < q_len)[:, None], other=0.0)
 
 
