@@ -98,7 +98,7 @@ def global_atomic_spec(name: str) -> tuple[str, Any, int]:
     op, ftype, wide = match.groups()
     if op == "pk_add":
         return f"pk_add_{ftype}", U32, 1
-    kind = {"f32": F32, "f64": F64}.get(ftype or "")
+    kind: Any = {"f32": F32, "f64": F64}.get(ftype or "")
     if op[0] in "su" and op[1:] in ("min", "max"):
         kind = {"s": (I32, I64), "u": (U32, U64)}[op[0]][bool(wide)]
         op = op[1:]

@@ -84,7 +84,7 @@ def _to_registers(product: np.ndarray) -> np.ndarray:
 def _accumulator(op: Operand, count: int, dtype: type) -> Callable[[Wave], np.ndarray]:
     if op.kind == "v":
         return lambda w: w.vgprs[op.index : op.index + count].view(dtype)
-    constant = np.full((1, 1), op.constant_bits(32), U32).view(dtype)
+    constant: np.ndarray = np.full((1, 1), op.constant_bits(32), U32).view(dtype)
     return lambda w: constant
 
 

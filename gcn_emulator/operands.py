@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,7 +51,17 @@ _FLOAT = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?")
 # Type codes used by the instruction tables.
 #   u i f  32-bit unsigned / signed / float      U I F  the 64-bit ones
 #   w s h  16-bit unsigned / signed / float (low half of a register unless op_sel says high)
-DTYPES = {"u": U32, "i": I32, "f": F32, "U": U64, "I": I64, "F": F64, "w": U16, "s": I16, "h": F16}
+DTYPES: dict[str, Any] = {
+    "u": U32,
+    "i": I32,
+    "f": F32,
+    "U": U64,
+    "I": I64,
+    "F": F64,
+    "w": U16,
+    "s": I16,
+    "h": F16,
+}
 FLOAT_CODES = "fFh"
 WIDTHS = {"u": 32, "i": 32, "f": 32, "U": 64, "I": 64, "F": 64, "w": 16, "s": 16, "h": 16}
 
@@ -116,13 +126,13 @@ def parse_operand(text: str) -> Operand:
 
 
 @lru_cache(4096)
-def _filled(value: int, width: int, kind: type) -> np.ndarray:
-    out = np.full(width, value, kind)
+def _filled(value: int, width: int, kind: Any) -> np.ndarray:
+    out: np.ndarray = np.full(width, value, kind)
     out.setflags(write=False)
     return out
 
 
-def broadcast(value: Scalar, width: int, kind: type) -> np.ndarray:
+def broadcast(value: Scalar, width: int, kind: Any) -> np.ndarray:
     """A scalar value on every lane."""
     if type(value) is int:
         return _filled(value, width, kind)

@@ -330,7 +330,7 @@ def _decode_table(
         return result & mask, int(result & mask != 0)
 
     def execute(w: Wave) -> None:
-        args = [_integers(read(w)) for read in readers]
+        args: list[Any] = [_integers(read(w)) for read in readers]
         if tuple in map(type, args):
             outcomes = [one_wave(*x) for x in zip(*(per_wave(a, w.n) for a in args), strict=True)]
             result = uniform([r for r, _ in outcomes])

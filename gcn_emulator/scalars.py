@@ -32,7 +32,7 @@ class LaneMask:
 
     def nonzero(self) -> int | tuple[int, ...]:
         """1 where a wave's mask has a bit set."""
-        any_lane = self.lanes.reshape(-1, WAVE_SIZE).any(1)
+        any_lane: Any = self.lanes.reshape(-1, WAVE_SIZE).any(1)
         return uniform([int(x) for x in any_lane])
 
 
@@ -49,7 +49,7 @@ def uniform(values: Sequence[int]) -> int | tuple[int, ...]:
 
 def per_wave(value: Scalar, waves: int) -> Sequence[int]:
     """The value in each wave."""
-    if type(value) is int:
+    if isinstance(value, int):
         return (value,) * waves
     return value.words() if isinstance(value, LaneMask) else value
 

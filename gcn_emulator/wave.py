@@ -146,10 +146,10 @@ class Wave:
         """Write a pair of scalar registers."""
         if index == EXEC:
             self.set_exec(value)
-        elif type(value) is int:
+        elif isinstance(value, int):
             self.sgprs[index] = value & MASK32
             self.sgprs[index + 1] = value >> 32
-        elif type(value) is LaneMask:
+        elif isinstance(value, LaneMask):
             self.sgprs[index] = value
         else:
             self.sgprs[index] = uniform([v & MASK32 for v in value])
@@ -202,6 +202,6 @@ class Wave:
 
         Raises: Split: the waves disagree.
         """
-        if type(taken) is int:
+        if isinstance(taken, int):
             return target if taken else None
         raise Split(taken, target)
