@@ -99,15 +99,17 @@ class _Output:
             return {"type": "length", "length": update.completion_tokens}
         return {"type": reason, "message": update.error or "aborted"}
 
-    @staticmethod
-    def _triple(entry: TokenLogprob) -> tuple[float | None, int, None]:
-        return (entry.logprob, entry.token_id, None)
+    def _text(self, token: int) -> str | None:
+        text_of = self.generation.text_of
+        return None if text_of is None else text_of([token])
 
-    @staticmethod
-    def _top(entry: TokenLogprob) -> list[tuple[float, int, None]] | None:
+    def _triple(self, entry: TokenLogprob) -> tuple[float | None, int, str | None]:
+        return (entry.logprob, entry.token_id, self._text(entry.token_id))
+
+    def _top(self, entry: TokenLogprob) -> list[tuple[float, int, str | None]] | None:
         if entry.logprob is None:
             return None
-        return [(logprob, token, None) for token, logprob in entry.top]
+        return [(logprob, token, self._text(token)) for token, logprob in entry.top]
 
 
 class Generation:
@@ -125,7 +127,10 @@ class Generation:
         top_logprobs_num: int,
         stream: bool,
         rid: str | list[str] | None,
+        return_text_in_logprobs: bool = False,
     ):
+        tokenizer = engine.tokenizer if return_text_in_logprobs else None
+        self.text_of = None if tokenizer is None else tokenizer.decode
         self.return_logprob = return_logprob
         self.logprob_start_len = logprob_start_len
         self.top_logprobs_num = top_logprobs_num

@@ -54,6 +54,7 @@ def _start(context: ServerContext, body: GenerateBody) -> Generation:
         top_logprobs_num=body.top_logprobs_num or 0,
         stream=bool(body.stream),
         rid=body.rid,
+        return_text_in_logprobs=bool(body.return_text_in_logprobs),
     )
 
 

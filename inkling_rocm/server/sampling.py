@@ -29,6 +29,9 @@ def sampling_params(
         "stop": stop_strings(body),
         "logit_bias": _logit_bias(body, vocab_size),
     }
+    seed = body.seed
+    if seed is None and isinstance(body, NativeSampling):
+        seed = body.sampling_seed
     optional: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -40,7 +43,7 @@ def sampling_params(
         "n": body.n,
         # Clients send any 64-bit integer; the engine's seeds (seed + i for continuation i) are
         # counted from 0.
-        "seed": None if body.seed is None else body.seed & (2**62 - 1),
+        "seed": None if seed is None else seed & (2**62 - 1),
         "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
         "ignore_eos": body.ignore_eos,
     }

@@ -293,3 +293,18 @@ def test_generate_in_sglangs_form(demo):
     events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert events[-1]["text"] == one["text"]
     assert all(events[-1]["text"].startswith(e["text"]) for e in events)
+
+
+def test_sglangs_names_for_the_seed_and_for_texts(demo):
+    params = {"max_new_tokens": 6, "sampling_seed": 5}
+    body = {"text": "Once upon", "return_logprob": True, "return_text_in_logprobs": True}
+    with demo.http() as http:
+        first, again, other = (
+            http.post("/generate", json={**body, "sampling_params": {**params, **more}}).json()
+            for more in ({}, {"seed": 5}, {"sampling_seed": 6})
+        )
+        entries = first["meta_info"]["output_token_logprobs"]
+        assert http.post("/detokenize", json={"tokens": first["output_ids"]}).json()["prompt"] == (
+            "".join(text for _, _, text in entries)
+        )
+    assert first["output_ids"] == again["output_ids"] != other["output_ids"]
