@@ -65,10 +65,9 @@ class _Utils:
         self.driver = driver
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[Any, ...]:
-        return name, name, 0, 0, 1024  # module, function, registers, spills, maximum threads
-
-    def unload_module(self, module: Any) -> None:
-        pass
+        # module, function, registers, spills, most threads; no module, because Triton would unload
+        # it through whichever driver is active when the kernel is garbage-collected
+        return None, name, 0, 0, 1024
 
     def get_device_properties(self, device: int) -> dict[str, Any]:
         arch = self.driver.arch
