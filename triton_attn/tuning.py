@@ -116,11 +116,11 @@ def _nvidia_decode(arch, evidence, source):
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 256, 2, few),
         _decode(arch, {"bits": 32}, 16, 256, 2, many),
         _decode(arch, {"head_dim": (129, None)}, 32, 256, 3, few),
-        _decode(arch, {"window": (1, None), "rows": (None, 16)}, 64, 192, 5, few, evidence, source),
+        _decode(arch, {"window": (1, None), "rows": (None, 16)}, 64, 128, 3, few, evidence, source),
         _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 256, 5, few, evidence, source),
         _decode(arch, {"window": (1, None)}, 32, 256, 3, few, evidence, source),
-        _decode(arch, {"rows": (None, 16)}, 64, 512, 5, few, evidence, source),
-        _decode(arch, {"rows": (None, 32)}, 64, 512, 3, few, evidence, source),
+        _decode(arch, {"rows": (None, 16)}, 64, 512, 3, few, evidence, source),
+        _decode(arch, {"rows": (None, 32)}, 64, 512, 5, few, evidence, source),
         _decode(arch, {}, 32, 512, 5, many, evidence, source),
     )
 
