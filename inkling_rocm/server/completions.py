@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -27,12 +28,18 @@ MAX_CHOICES = 512  # prompts times n
 
 
 class _Choice:
-    """One continuation of one prompt."""
+    """One continuation of one prompt.
 
-    def __init__(self, codec: Tokenizer, *, logprobs: bool) -> None:
+    Args:
+        echoed: prompt tokens that come before the generated ones.
+    """
+
+    def __init__(self, codec: Tokenizer, *, logprobs: bool, echoed: int) -> None:
         self._codec = codec
         self._want_logprobs = logprobs
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+        self._echo_left = echoed
         self.started = False
         self.text = ""
         self.logprobs: dict[str, list[Any]] = _no_logprobs()
@@ -48,17 +55,29 @@ class _Choice:
             return text, None
         new = _no_logprobs()
         for entry in entries:
-            token = self._text(entry.token_id)
-            new["tokens"].append(token)
+            new["tokens"].append(self._text(entry.token_id))
             known = entry.logprob is not None
             new["token_logprobs"].append(floor_logprob(entry.logprob) if known else None)
             top = {self._text(token_id): floor_logprob(value) for token_id, value in entry.top}
             new["top_logprobs"].append(top if known else None)
             new["text_offset"].append(self._offset)
-            self._offset += len(token)
+            self._offset += self._length(entry.token_id)
         for key, values in new.items():
             self.logprobs[key] += values
         return text, new
+
+    def _length(self, token_id: int) -> int:
+        """Characters of the choice's text that this token, the next one, completes: none for a
+        special one unless it is echoed, and none for the first bytes of a character."""
+        echoed = self._echo_left > 0
+        if not echoed and self._codec.is_special(token_id):
+            return 0
+        text = self._decoder.decode(self._codec.token_bytes(token_id))
+        if echoed:
+            self._echo_left -= 1
+            if not self._echo_left:
+                text += self._decoder.decode(b"", final=True)
+        return len(text)
 
     def _text(self, token_id: int) -> str:
         return self._codec.token_bytes(token_id).decode("utf-8", "replace")
@@ -153,7 +172,9 @@ def _start(context: ServerContext, body: CompletionBody) -> _Completion:
         model=context.model_name,
         n=n,
         choices=[
-            _Choice(codec, logprobs=body.logprobs is not None) for _ in range(len(prompts) * n)
+            _Choice(codec, logprobs=body.logprobs is not None, echoed=len(ids) * bool(body.echo))
+            for ids in prompts
+            for _ in range(n)
         ],
         prompts=prompts,
         echo=echo,

@@ -10,6 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.server.scripted import TOKENIZER
+
 HI = [{"role": "user", "content": "Say something."}]
 SCHEMA = {
     "type": "object",
@@ -220,6 +222,28 @@ def test_completion_stream_usage(client):
     assert [bool(c.choices) for c in chunks] == [True] * (len(chunks) - 1) + [False]
     assert all(c.usage is None for c in chunks[:-1])
     assert chunks[-1].usage == complete(client, n=2).usage
+
+
+def test_text_offsets_point_into_the_text(client):
+    """Also after special tokens, which are in an echo only, and inside characters."""
+    emoji = [172, 253, 246, 222]  # one token a byte
+    prompt = [*TOKENIZER.encode("a b"), 200006, *emoji, *TOKENIZER.encode(" c"), 172]
+    end_message, word = 200010, TOKENIZER.encode(" word")[0]
+    answer = complete(
+        client, prompt=prompt, echo=True, logprobs=0, max_tokens=3, logit_bias={end_message: 100}
+    )
+    choice = answer.choices[0]
+    text = "a b<|content_model_end_sampling|>😀 c\ufffd"
+    assert choice.text == text
+    at = [text.index(piece) for piece in ("a", " b", "<", "😀", "😀", "😀", "😀", " c", "\ufffd")]
+    assert choice.logprobs.text_offset == [*at, len(text), len(text), len(text)]
+    answer = complete(
+        client, logprobs=0, max_tokens=40, logit_bias={end_message: 95, word: 95}, temperature=5
+    )
+    choice = answer.choices[0]
+    pairs = list(zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True))
+    assert {token for token, _ in pairs} == {"<|end_message|>", " word"}
+    assert all(choice.text[at : at + 5] == " word" for token, at in pairs if token == " word")
 
 
 def test_regex_and_continued_message(client):
