@@ -82,7 +82,7 @@ def final_float(r, e):
             f"tl.sin(tl.clamp({e}, -30.0, 30.0))",
             f"tl.sigmoid(tl.clamp({e}, -8.0, 8.0))",
             f"tl.erf(tl.clamp({e}, -4.0, 4.0))",
-            f"tl.div_rn(({e}).to(tl.float32), 7.0)",
-            f"tl.sqrt_rn(tl.abs({e}).to(tl.float32))",
+            f"tl.div_rn(({e} + a * 0).to(tl.float32), 7.0)",
+            f"tl.sqrt_rn(tl.abs({e} + a * 0).to(tl.float32))",
         ]
     )
