@@ -22,10 +22,13 @@ def ops(
 ) -> None:
     """Print the chosen variant of every op, with every refusal and its reason."""
     from inkling_rocm.cli.model_config import config_of
+    from inkling_rocm.config import DTYPES
     from inkling_rocm.ops.explain import explain
     from kernel_base.arch import arch_named, default_arch
 
     try:
+        if dtype not in ("auto", *DTYPES):
+            raise ValueError(f"dtype {dtype!r}: choose from auto, {', '.join(DTYPES)}")
         config = config_of(model_path)
         resolved = arch_named(arch) if arch else default_arch()
         report = explain(

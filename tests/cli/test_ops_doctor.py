@@ -25,6 +25,7 @@ def test_ops_lists_every_op_with_its_variant(small_config_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--dtype", "int8"], "dtype 'int8': choose from auto"),
         (("--arch", "gfx906"), "unknown architecture 'gfx906'; known: gfx942"),
         (("--attention-backend", "fa9"), "--attention-backend fa9: rel_attention has no such"),
         (("--moe-runner-backend", "cutlass"), "--moe-runner-backend cutlass"),
