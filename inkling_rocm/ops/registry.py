@@ -30,7 +30,6 @@ OP_NAMES = (
 # Which of SGLang's backend flags restricts an op; the others are always chosen automatically.
 BACKEND_FLAG = {
     "rel_attention": "attention_backend",
-    "gate": "moe_runner_backend",
     "experts": "moe_runner_backend",
 }
 
