@@ -84,7 +84,7 @@ def _torch_lines() -> list[str]:
 def _triton_lines() -> list[str]:
     if find_spec("triton") is None:
         return [
-            "triton        missing: no Triton kernels and no `verify`; on ROCm it comes with torch, "
+            "triton        missing: no Triton kernels and no `verify`; on ROCm torch brings it, "
             "elsewhere pip install 'inkling-rocm[triton]'"
         ]
     return [f"triton        {version('triton')}"]
