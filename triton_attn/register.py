@@ -1,0 +1,158 @@
+"""The launchers of this package in the kernel register, with small problems that use a row's real tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kernel_base.register import Case, KernelEntry, Outcome, register
+from kernel_base.tuning import TuningRow
+from triton_attn.cases import PagedCase, fact, make_case
+from triton_attn.decode import attention_decode, attention_verify
+from triton_attn.prefill import MOD_RELATIVE, attention_prefill
+from triton_attn.profile import (
+    BUFFER_PAD,
+    Chunk,
+    allocate_rows,
+    pitch_of,
+    write_profile_rows,
+)
+from triton_attn.reference import attention_reference
+from triton_attn.tuning import DECODE, PREFILL, PROFILE_WRITER
+
+
+def _outcomes(case: PagedCase, out: torch.Tensor) -> list[Outcome]:
+    """`out` beside the reference and eager torch, both computed on the CPU."""
+
+    def cpu(x):
+        return x.cpu() if isinstance(x, torch.Tensor) else x
+
+    bias = case.bias
+    if bias is not None:
+        profile = type(bias.profile)(projection=bias.profile.projection.cpu(), table=bias.profile.table)
+        bias = type(bias)(r=bias.r.cpu(), profile=profile, tau=bias.tau.cpu())
+    tensors = (case.q.cpu(), case.k_pages.cpu(), case.v_pages.cpu())
+    paged = {name: cpu(value) for name, value in case.paged.items()}
+    want, eager = (
+        attention_reference(
+            *tensors, cu_seqlens_q=case.cu_seqlens_q.cpu(), score_mod=bias, dtype=dtype, **paged
+        )[0]
+        for dtype in (torch.float64, case.q.dtype)
+    )
+    return [Outcome(name="out", out=out, reference=want, eager=eager)]
+
+
+def _dtype(row: TuningRow) -> torch.dtype:
+    return torch.float32 if row.when.get("bits") == 32 else torch.bfloat16
+
+
+def _prefill_cases(arch: str, row: TuningRow) -> Iterator[Case]:
+    block = int(row.constexprs["BLOCK_M"])
+    head_dim = fact(row, "head_dim", 128)
+    for name, window, extent in (("global", 0, 40), ("window", 48, 48)):
+
+        def run(device: torch.device, window=window, extent=extent) -> list[Outcome]:
+            case = make_case(
+                (block + 3, 1, 0), (block + 80, 20, 5), heads=2, kv_heads=1, head_dim=head_dim,
+                window=window, extent=extent, dtype=_dtype(row), device=device,
+                biased=fact(row, "mod", MOD_RELATIVE) == MOD_RELATIVE,
+            )  # fmt: skip
+            out = attention_prefill(
+                case.q, case.k_pages, case.v_pages, cu_seqlens_q=case.cu_seqlens_q,
+                q_start=case.q_start, score_mod=case.bias, out=torch.full_like(case.q, float("nan")),
+                arch=arch, row=row, **case.paged,
+            )  # fmt: skip
+            return _outcomes(case, out)
+
+        yield Case(name=name, run=run)
+
+
+def _decode_cases(arch: str, row: TuningRow) -> Iterator[Case]:
+    # Query tokens that give the tile the number of rows the row is for (8 heads a K/V head).
+    q_len = {16: 1, 32: 4}.get(fact(row, "rows", 128), 9)
+    split, head_dim = int(row.constexprs["SPLIT"]), fact(row, "head_dim", 128)
+    window = 48 if fact(row, "window", 0) else 0
+
+    def run(device: torch.device) -> list[Outcome]:
+        case = make_case(
+            (q_len, q_len), (2 * split + 21, q_len + 3), heads=8, kv_heads=1, head_dim=head_dim,
+            window=window, extent=48, dtype=_dtype(row), device=device,
+        )  # fmt: skip
+        shared = {
+            "score_mod": case.bias, "out": torch.full_like(case.q, float("nan")), "arch": arch,
+            "row": row, "max_kv_len": 2 * split + 21, **case.paged,
+        }  # fmt: skip
+        tensors = (case.q, case.k_pages, case.v_pages)
+        if q_len == 1:
+            return _outcomes(case, attention_decode(*tensors, **shared))
+        out = attention_verify(
+            *tensors, cu_seqlens_q=case.cu_seqlens_q, max_q_len=q_len, **shared
+        )
+        return _outcomes(case, out)
+
+    yield Case(name=f"{q_len} tokens, {'window' if window else 'global'}", run=run)
+
+
+def _writer_cases(arch: str, row: TuningRow) -> Iterator[Case]:
+    extent, heads, tokens, block_m = 40, 2, 8 * int(row.constexprs["ROWS"]) + 5, 64
+
+    def run(device: torch.device) -> list[Outcome]:
+        case = make_case(
+            (tokens,), (tokens + 50,), heads=heads, kv_heads=1, head_dim=64, window=0,
+            extent=extent, dtype=_dtype(row), device=device,
+        )  # fmt: skip
+        chunk = Chunk(head0=0, heads=heads, first_block=0, blocks=tokens // block_m + 1)
+        rows = allocate_rows([chunk], block_m, extent, case.q)
+        rows.fill_(float("nan"))
+        write_profile_rows(
+            rows, case.bias, chunk=chunk, block_m=block_m, extent=extent,
+            cu_seqlens_q=case.cu_seqlens_q, q_start=case.q_start, row=row,
+        )  # fmt: skip
+        pitch, shift = pitch_of(extent), (50 - (extent - 1)) % 8
+        strided = rows.as_strided(
+            (heads, tokens, extent),
+            (chunk.blocks * block_m * pitch, pitch, 1),
+            BUFFER_PAD + shift,
+        )
+        out = strided.flip(-1).transpose(0, 1)  # [T, h, distance]
+        return [
+            Outcome(name="rows", out=out, **{name: _profile(case, dtype) for name, dtype in (
+                ("reference", torch.float64), ("eager", case.q.dtype),
+            )})
+        ]  # fmt: skip
+
+    yield Case(name="one request on a prefix", run=run)
+
+
+def _profile(case: PagedCase, dtype: torch.dtype) -> torch.Tensor:
+    """log2(e) * tau * r . P, [T, h, E]: what the writer stores."""
+    bias = case.bias
+    rel = bias.r.cpu().to(dtype) @ bias.profile.projection.cpu().to(dtype)
+    return (rel * (bias.tau.cpu().to(rel.dtype) * 1.4426950408889634)[:, None, None]).to(dtype)
+
+
+def _entry(
+    name: str, kernels: tuple[str, ...], table, cases: Callable[[str, TuningRow], Iterator[Case]]
+) -> None:
+    register(KernelEntry(name=f"triton_attn.{name}", kernels=kernels, table=table, cases=cases))
+
+
+_entry(
+    "attention_prefill",
+    ("triton_attn.prefill:_prefill_kernel", "triton_attn.hopper:_hopper_prefill_kernel"),
+    PREFILL,
+    _prefill_cases,
+)
+_entry(
+    "attention_decode",
+    ("triton_attn.decode:_decode_kernel", "triton_attn.decode:_merge_kernel"),
+    DECODE,
+    _decode_cases,
+)
+_entry(
+    "write_profile_rows",
+    ("triton_attn.profile:_profile_rows_kernel",),
+    PROFILE_WRITER,
+    _writer_cases,
+)
