@@ -68,9 +68,12 @@ Fetch = Callable[[Wave, np.ndarray, int, "Lanes | None"], np.ndarray]
 Put = Callable[[Wave, np.ndarray, int, np.ndarray, "Lanes | None"], None]
 
 
+ADDRESS_MASK = I64(0xFFFFFFFF)
+
+
 def vgpr_address(op: Operand, offset: int) -> Address:
-    """Byte addresses in a vector register plus a constant."""
-    return lambda w: w.rows[op.index].astype(I64) + offset
+    """LDS byte addresses: a vector register plus a constant, modulo 2^32."""
+    return lambda w: (w.rows[op.index].astype(I64) + offset) & ADDRESS_MASK
 
 
 def load_op(counter: str, kind: str, dst: int, address: Address, fetch: Fetch) -> MemoryOp:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gcn_emulator.access import (
+    ADDRESS_MASK,
     Lanes,
     compress,
     load_op,
@@ -34,8 +35,8 @@ def _lds_pair(inst: Instruction, match: re.Match[str], ops: list[Operand], label
 
         def complete_read(w: Wave, captured: tuple[Any, ...], mask: Lanes | None) -> None:
             where = compress(captured[0], mask)
-            low = w.lds.load(w, where + first, size, mask, label)
-            high = w.lds.load(w, where + second, size, mask, label)
+            low = w.lds.load(w, (where + first) & ADDRESS_MASK, size, mask, label)
+            high = w.lds.load(w, (where + second) & ADDRESS_MASK, size, mask, label)
             write_loaded(w, dst, np.concatenate([low, high]), mask)
 
         return MemoryOp("lgkm", lambda w: (address(w),), complete_read)
@@ -48,8 +49,8 @@ def _lds_pair(inst: Instruction, match: re.Match[str], ops: list[Operand], label
 
     def complete(w: Wave, captured: tuple[Any, ...], mask: Lanes | None) -> None:
         where, low, high = (compress(c, mask) for c in captured)
-        w.lds.store(w, where + first, size, low, mask, label)
-        w.lds.store(w, where + second, size, high, mask, label)
+        w.lds.store(w, (where + first) & ADDRESS_MASK, size, low, mask, label)
+        w.lds.store(w, (where + second) & ADDRESS_MASK, size, high, mask, label)
 
     return MemoryOp("lgkm", prepare, complete)
 

@@ -192,3 +192,20 @@ def test_lds_atomics():
         "ds_add_f32 v1, v2", v={1: np.zeros(64), 2: np.float32(1.5).view(np.uint32)}, lds=zero
     )
     assert wave.lds.data.words.view(np.float32)[0] == 96
+
+
+@pytest.mark.parametrize(
+    ("text", "offset"),
+    [
+        ("ds_read_b32 v4, v1 offset:4096", 4096),
+        ("ds_read2_b32 v[4:5], v1 offset0:16 offset1:17", 64),
+        ("ds_read_u16 v4, v1 offset:512", 512),
+    ],
+)
+def test_lds_addresses_wrap_at_32_bits(text, offset):
+    """LLVM splits an address into a negative base and an offset that brings it back."""
+    base = (np.arange(64, dtype=np.int64) * 8 - offset) & M32
+    wave = run(text + "\ns_waitcnt lgkmcnt(0)", v={1: base.astype(np.uint32)}, lds=LDS)
+    size = 2 if "u16" in text else 4
+    for lane in range(64):
+        assert int(wave.rows[4][lane]) == word(LDS, lane * 8, size)
