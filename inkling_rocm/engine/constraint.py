@@ -67,7 +67,7 @@ class Constraint:
         if self._closed or token in self._turn_end:
             return None
         if not self._matcher.consume_token(token):
-            return f"the grammar does not accept token {token}: {self._matcher.get_error()}"
+            return f"no token can follow token {token}: {self._matcher.get_error()}"
         self._closed = token in self._block_end
         return None
 

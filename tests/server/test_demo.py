@@ -261,6 +261,14 @@ def test_min_tokens_against_a_finished_grammar_is_a_bad_request(client):
         chat(client, messages=messages, extra_body=extra)
 
 
+def test_a_schema_beyond_the_parsers_limits_is_a_bad_request(client):
+    fields = {f"k{i}": {"type": "string", "pattern": "^[a-z]{1,50}$"} for i in range(2000)}
+    schema = {"type": "object", "properties": fields}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="Parser Error"):
+        chat(client, response_format=form, reasoning_effort="none")
+
+
 def test_logit_bias_forces_a_token(client):
     word = 24912  # any ordinary token
     answer = complete(client, logit_bias={str(word): 100}, logprobs=0, max_tokens=4)
