@@ -12,7 +12,8 @@ from triton_attn.score_mod import RelativeBias, RelativeProfile
 
 @dataclass(frozen=True, kw_only=True)
 class PagedCase:
-    """q, pages (NaN where no key was written), the shared arguments, and a relative bias or None."""
+    """q, pages (NaN where no key was written), the shared arguments, and a relative bias or
+    None."""
 
     q: torch.Tensor
     k_pages: torch.Tensor
@@ -36,7 +37,18 @@ def fact(row: TuningRow, name: str, default: int) -> int:
 
 
 def make_case(
-    q_lens, kv_lens, *, heads, kv_heads, head_dim, window, extent, dtype, device, biased=True, page_size=16
+    q_lens,
+    kv_lens,
+    *,
+    heads,
+    kv_heads,
+    head_dim,
+    window,
+    extent,
+    dtype,
+    device,
+    biased=True,
+    page_size=16,
 ) -> PagedCase:
     """Random tensors from a fixed seed, pages in reverse order."""
     generator = torch.Generator().manual_seed(0)

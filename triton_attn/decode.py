@@ -1,16 +1,21 @@
 """Decode and verify (1 to 16 query tokens a request) over paged K/V, split along the keys.
 
-The query heads of one K/V head and the request's tokens form the rows of one tile. A request's keys are cut into splits
-of a fixed length (a multiple of SPLIT that depends on its own length only), so its result does not depend on its
-batch mates or on the grid; the program that finishes a request last merges the partial results, always in
+The query heads of one K/V head and the request's tokens form the rows of one tile. A request's
+keys are cut into splits
+of a fixed length (a multiple of SPLIT that depends on its own length only), so its result does not
+depend on its
+batch mates or on the grid; the program that finishes a request last merges the partial results,
+always in
 the same order.
 
 The relative bias needs no buffer. All rows of token j share one position p_j, so
 
     bias[(j, head), n] = r[j, head, :] . Prev[:, n + (E - 1 - p_j)]       Prev = P reversed
 
-is a product with a contiguous slice of Prev. Slices start at a multiple of 8 in one of the eight shifted copies of the
-table. For several tokens the features are laid out block-diagonally, [rows, tokens * R], against the stacked slices
+is a product with a contiguous slice of Prev. Slices start at a multiple of 8 in one of the eight
+shifted copies of the
+table. For several tokens the features are laid out block-diagonally, [rows, tokens * R], against
+the stacked slices
 [tokens * R, keys]: one matrix product again, four tokens at a time.
 """
 
@@ -34,8 +39,11 @@ MAX_VERIFY_TOKENS = 16
 
 
 @triton.jit
-def _splits_of(kv_len, q_start, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """First visible key, length of a split, number of the first split, count. The length grows with the request's own
+def _splits_of(
+    kv_len, q_start, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr
+):
+    """First visible key, length of a split, number of the first split, count. The length grows
+    with the request's own
     length, so that the count stays bounded."""
     first_key = 0
     if WINDOW > 0:
@@ -50,11 +58,19 @@ def _features(
     r_ptr, token0, row_token, row_head, mask_rows, chunk, stride_r_t, stride_r_h,
     D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """[rows, TOKENS * BLOCK_R]: r of the row's token in the columns of that token, 0 elsewhere; TOKENS from `chunk`."""
+    """[rows, TOKENS * BLOCK_R]: r of the row's token in the columns of that token, 0 elsewhere;
+    TOKENS from `chunk`."""
     cols = tl.arange(0, TOKENS * BLOCK_R)
     mine = (cols // BLOCK_R + chunk)[None, :] == row_token[:, None]
-    ptrs = r_ptr + (token0 + row_token)[:, None] * stride_r_t + row_head[:, None] * stride_r_h + (cols % BLOCK_R)[None, :]
-    return tl.load(ptrs, mask=mine & mask_rows[:, None] & (cols % BLOCK_R < D_REL)[None, :], other=0.0)
+    ptrs = (
+        r_ptr
+        + (token0 + row_token)[:, None] * stride_r_t
+        + row_head[:, None] * stride_r_h
+        + (cols % BLOCK_R)[None, :]
+    )
+    return tl.load(
+        ptrs, mask=mine & mask_rows[:, None] & (cols % BLOCK_R < D_REL)[None, :], other=0.0
+    )
 
 
 @triton.jit
@@ -62,65 +78,130 @@ def _slices(
     table_ptr, n0, offs_n, q_start, q_len, chunk, stride_table_s, stride_table_r,
     EXTENT: tl.constexpr, PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """[TOKENS * BLOCK_R, keys]: the slice of the reversed profile that each token of the chunk sees at this key tile."""
+    """[TOKENS * BLOCK_R, keys]: the slice of the reversed profile that each token of the chunk
+    sees at this key tile."""
     rows = tl.arange(0, TOKENS * BLOCK_R)
     token = rows // BLOCK_R + chunk
-    # Column of key n for a token: n + (EXTENT - 1 - q_start - token), plus the copy's shift. The part that may be
-    # negative goes into the scalar pointer: buffer loads on AMD read 0 for a negative vector offset. Both parts are
+    # Column of key n for a token: n + (EXTENT - 1 - q_start - token), plus the copy's shift. The
+    # part that may be
+    # negative goes into the scalar pointer: buffer loads on AMD read 0 for a negative vector
+    # offset. Both parts are
     # written as multiples of 8, so that eight neighbours are one load.
     base = EXTENT - 1 - q_start
     shift = (token - base) & 7
     ahead = ((base & 7) - token + shift + 16) >> 3  # >= 0: token < 16
     start = shift * stride_table_s + (rows % BLOCK_R) * stride_table_r + ahead * 8
     tile_ptr = table_ptr + ((n0 >> 3) * 8 + (base >> 3) * 8 + (PAD - 16))
-    return tl.load(tile_ptr + start[:, None] + offs_n[None, :], mask=(token < q_len)[:, None], other=0.0)
+    return tl.load(
+        tile_ptr + start[:, None] + offs_n[None, :], mask=(token < q_len)[:, None], other=0.0
+    )
 
 
 @triton.jit
 def _tile(
-    acc, l, m, q, features0, features1, features2, features3, tau, n0, q_pos, q_token, row_head, k_ptr, v_ptr, page_row_ptr, table_ptr, aux,
-    offs_n, offs_d, first_key, end_key, q_start, q_len, stride_k_p, stride_k_t, stride_v_p, stride_v_t, stride_table_s,
+    acc, l, m, q, features0, features1, features2, features3, tau, n0, q_pos, q_token, row_head,
+    k_ptr, v_ptr, page_row_ptr, table_ptr, aux,
+    offs_n, offs_d, first_key, end_key, q_start, q_len, stride_k_p, stride_k_t, stride_v_p,
+    stride_v_t, stride_table_s,
     stride_table_r, softmax_scale,
-    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, EXTENT: tl.constexpr,
-    PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+    EXTENT: tl.constexpr,
+    PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     n0 = tl.multiple_of(n0, BLOCK_N)
     n = n0 + offs_n
     k = load_rows(
-        k_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, MASKED, PAGE_SIZE, BLOCK_N,
+        k_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t,
+        MASKED, PAGE_SIZE, BLOCK_N,
         HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MOD == 1:
-        s = SCORE_MOD(s * softmax_scale, q_pos[:, None], n[None, :], q_token[:, None], row_head[:, None], aux) * LOG2E
+        s = (
+            SCORE_MOD(
+                s * softmax_scale,
+                q_pos[:, None],
+                n[None, :],
+                q_token[:, None],
+                row_head[:, None],
+                aux,
+            )
+            * LOG2E
+        )
     else:
         s = s * (softmax_scale * LOG2E)
     if MOD == 2:
         p = _slices(
-            table_ptr, n0, offs_n, q_start, q_len, 0, stride_table_s, stride_table_r, EXTENT, PAD, BLOCK_R, TOKENS
+            table_ptr,
+            n0,
+            offs_n,
+            q_start,
+            q_len,
+            0,
+            stride_table_s,
+            stride_table_r,
+            EXTENT,
+            PAD,
+            BLOCK_R,
+            TOKENS,
         )
         bias = tl.dot(features0, p, input_precision="ieee")
         if CHUNKS > 1:
             p = _slices(
-                table_ptr, n0, offs_n, q_start, q_len, TOKENS, stride_table_s, stride_table_r, EXTENT, PAD, BLOCK_R, TOKENS
+                table_ptr,
+                n0,
+                offs_n,
+                q_start,
+                q_len,
+                TOKENS,
+                stride_table_s,
+                stride_table_r,
+                EXTENT,
+                PAD,
+                BLOCK_R,
+                TOKENS,
             )
             bias = tl.dot(features1, p, bias, input_precision="ieee")
         if CHUNKS > 2:
             p = _slices(
-                table_ptr, n0, offs_n, q_start, q_len, 2 * TOKENS, stride_table_s, stride_table_r, EXTENT, PAD, BLOCK_R, TOKENS
+                table_ptr,
+                n0,
+                offs_n,
+                q_start,
+                q_len,
+                2 * TOKENS,
+                stride_table_s,
+                stride_table_r,
+                EXTENT,
+                PAD,
+                BLOCK_R,
+                TOKENS,
             )
             bias = tl.dot(features2, p, bias, input_precision="ieee")
         if CHUNKS > 3:
             p = _slices(
-                table_ptr, n0, offs_n, q_start, q_len, 3 * TOKENS, stride_table_s, stride_table_r, EXTENT, PAD, BLOCK_R, TOKENS
+                table_ptr,
+                n0,
+                offs_n,
+                q_start,
+                q_len,
+                3 * TOKENS,
+                stride_table_s,
+                stride_table_r,
+                EXTENT,
+                PAD,
+                BLOCK_R,
+                TOKENS,
             )
             bias = tl.dot(features3, p, bias, input_precision="ieee")
         s += bias * tau[:, None]
     if MASKED:
         s = tl.where(visible_keys(q_pos, n, end_key, WINDOW), s, float("-inf"))
     v = load_rows(
-        v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t, MASKED, PAGE_SIZE, BLOCK_N,
+        v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t,
+        MASKED, PAGE_SIZE, BLOCK_N,
         HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     return softmax_step(acc, l, m, s, v)
@@ -133,8 +214,17 @@ def _store_rows(
 ):  # fmt: skip
     # A row without a single visible key (padding, or a masking mod) is 0, never NaN.
     acc = acc / tl.where(l > 0, l, 1.0)[:, None]
-    ptrs = out_ptr + q_token[:, None] * stride_out_t + row_head[:, None] * stride_out_h + offs_d[None, :]
-    tl.store(ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :])
+    ptrs = (
+        out_ptr
+        + q_token[:, None] * stride_out_t
+        + row_head[:, None] * stride_out_h
+        + offs_d[None, :]
+    )
+    tl.store(
+        ptrs,
+        acc.to(out_ptr.dtype.element_ty),
+        mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :],
+    )
     if lse_ptr is not None:
         lse = tl.where(l > 0, m + tl.log2(l), float("-inf")) / LOG2E
         tl.store(lse_ptr + q_token * H + row_head, lse, mask=mask_rows)
@@ -142,11 +232,14 @@ def _store_rows(
 
 @triton.jit
 def _merge(
-    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0, q_len, kv_head, out_rows, stride_out_t, stride_out_h,
-    H: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0, q_len, kv_head, out_rows,
+    stride_out_t, stride_out_h,
+    H: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr, MERGE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Combine a request's partial results for rows `out_rows` of one K/V head, split after split."""
+    """Combine a request's partial results for rows `out_rows` of one K/V head, split after
+    split."""
     row_token, row_head = out_rows // GROUP, kv_head * GROUP + out_rows % GROUP
     mask_rows = row_token < q_len
     base = pair * MAX_SPLITS * BLOCK_ROWS
@@ -156,31 +249,53 @@ def _merge(
     m = tl.full([MERGE_ROWS], -1e30, tl.float32)
     acc = tl.zeros([MERGE_ROWS, BLOCK_D], tl.float32)
     for s0 in range(0, splits, MERGE):
-        for j in tl.static_range(MERGE):  # unrolled: the loads of MERGE splits are in flight together
+        for j in tl.static_range(
+            MERGE
+        ):  # unrolled: the loads of MERGE splits are in flight together
             at = base + (s0 + j) * BLOCK_ROWS
             mask_j = mask_rows & (s0 + j < splits)
             lm_ptrs = partial_lm_ptr + at * 2 + out_rows
             l_j = tl.load(lm_ptrs, mask=mask_j, other=0.0, cache_modifier=".cg")
             m_j = tl.load(lm_ptrs + BLOCK_ROWS, mask=mask_j, other=-1e30, cache_modifier=".cg")
-            part = tl.load(partial_ptr + at * BLOCK_D + offs_rd, mask=mask_j[:, None], other=0.0, cache_modifier=".cg")
+            part = tl.load(
+                partial_ptr + at * BLOCK_D + offs_rd,
+                mask=mask_j[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
             m_new = tl.maximum(m, m_j)
             old, new = tl.exp2(m - m_new), tl.exp2(m_j - m_new)
             acc = acc * old[:, None] + part * new[:, None]
             l = l * old + l_j * new
             m = m_new
     _store_rows(
-        out_ptr, lse_ptr, acc, l, m, token0 + row_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
+        out_ptr,
+        lse_ptr,
+        acc,
+        l,
+        m,
+        token0 + row_token,
+        row_head,
+        mask_rows,
+        offs_d,
+        stride_out_t,
+        stride_out_h,
+        H,
+        HEAD_DIM,
     )
 
 
 @triton.jit
 def _merge_kernel(
-    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, cu_seqlens_q_ptr, kv_len_ptr, stride_out_t: tl.constexpr, stride_out_h: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, cu_seqlens_q_ptr, kv_len_ptr,
+    stride_out_t: tl.constexpr, stride_out_h: tl.constexpr,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The merge as a launch of its own, for verify: many rows would keep the last program busy for too long."""
+    """The merge as a launch of its own, for verify: many rows would keep the last program busy for
+    too long."""
     kv_head, request = tl.program_id(1), tl.program_id(2)
     token0 = tl.load(cu_seqlens_q_ptr + request)
     q_len = tl.load(cu_seqlens_q_ptr + request + 1) - token0
@@ -191,20 +306,28 @@ def _merge_kernel(
         return
     pair = request.to(tl.int64) * tl.num_programs(1) + kv_head
     _merge(
-        out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0.to(tl.int64), q_len, kv_head,
-        first_row + tl.arange(0, MERGE_ROWS), stride_out_t, stride_out_h, H, GROUP, BLOCK_ROWS, HEAD_DIM, BLOCK_D,
+        out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0.to(tl.int64), q_len,
+        kv_head,
+        first_row + tl.arange(0, MERGE_ROWS), stride_out_t, stride_out_h, H, GROUP, BLOCK_ROWS,
+        HEAD_DIM, BLOCK_D,
         MAX_SPLITS, MERGE, MERGE_ROWS,
     )  # fmt: skip
 
 
 @triton.jit
 def _decode_kernel(
-    out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, kv_len_ptr, r_ptr, table_ptr,
-    tau_ptr, aux, partial_ptr, partial_lm_ptr, ticket_ptr, stride_out_t: tl.constexpr, stride_out_h: tl.constexpr, stride_q_t: tl.constexpr, stride_q_h: tl.constexpr,
-    stride_k_p: tl.constexpr, stride_k_t: tl.constexpr, stride_k_g: tl.constexpr, stride_v_p: tl.constexpr, stride_v_t: tl.constexpr, stride_v_g: tl.constexpr, stride_page_b, stride_r_t: tl.constexpr, stride_r_h: tl.constexpr,
+    out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr,
+    kv_len_ptr, r_ptr, table_ptr,
+    tau_ptr, aux, partial_ptr, partial_lm_ptr, ticket_ptr, stride_out_t: tl.constexpr,
+    stride_out_h: tl.constexpr, stride_q_t: tl.constexpr, stride_q_h: tl.constexpr,
+    stride_k_p: tl.constexpr, stride_k_t: tl.constexpr, stride_k_g: tl.constexpr,
+    stride_v_p: tl.constexpr, stride_v_t: tl.constexpr, stride_v_g: tl.constexpr, stride_page_b,
+    stride_r_t: tl.constexpr, stride_r_h: tl.constexpr,
     stride_table_s: tl.constexpr, stride_table_r: tl.constexpr, softmax_scale,
-    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, EXTENT: tl.constexpr, PAD: tl.constexpr, WINDOW: tl.constexpr,
-    H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
+    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, EXTENT: tl.constexpr, PAD: tl.constexpr,
+    WINDOW: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr, BLOCK_R: tl.constexpr,
+    TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_HERE: tl.constexpr, AMD: tl.constexpr,
@@ -225,7 +348,9 @@ def _decode_kernel(
     row_token, row_head = rows // GROUP, kv_head * GROUP + rows % GROUP
     mask_rows = row_token < q_len
     q_token = token0 + tl.where(mask_rows, row_token, 0)  # a mod may load through it
-    q_ptrs = q_ptr + q_token[:, None] * stride_q_t + row_head[:, None] * stride_q_h + offs_d[None, :]
+    q_ptrs = (
+        q_ptr + q_token[:, None] * stride_q_t + row_head[:, None] * stride_q_h + offs_d[None, :]
+    )
     q = tl.load(q_ptrs, mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
     tau = tl.full([BLOCK_ROWS], LOG2E, tl.float32)
     f0 = q
@@ -235,13 +360,61 @@ def _decode_kernel(
     if MOD == 2:
         if tau_ptr is not None:
             tau = tl.load(tau_ptr + q_token, mask=mask_rows, other=0.0) * LOG2E
-        f0 = _features(r_ptr, token0, row_token, row_head, mask_rows, 0, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+        f0 = _features(
+            r_ptr,
+            token0,
+            row_token,
+            row_head,
+            mask_rows,
+            0,
+            stride_r_t,
+            stride_r_h,
+            D_REL,
+            BLOCK_R,
+            TOKENS,
+        )
         if CHUNKS > 1:
-            f1 = _features(r_ptr, token0, row_token, row_head, mask_rows, TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+            f1 = _features(
+                r_ptr,
+                token0,
+                row_token,
+                row_head,
+                mask_rows,
+                TOKENS,
+                stride_r_t,
+                stride_r_h,
+                D_REL,
+                BLOCK_R,
+                TOKENS,
+            )
         if CHUNKS > 2:
-            f2 = _features(r_ptr, token0, row_token, row_head, mask_rows, 2 * TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+            f2 = _features(
+                r_ptr,
+                token0,
+                row_token,
+                row_head,
+                mask_rows,
+                2 * TOKENS,
+                stride_r_t,
+                stride_r_h,
+                D_REL,
+                BLOCK_R,
+                TOKENS,
+            )
         if CHUNKS > 3:
-            f3 = _features(r_ptr, token0, row_token, row_head, mask_rows, 3 * TOKENS, stride_r_t, stride_r_h, D_REL, BLOCK_R, TOKENS)
+            f3 = _features(
+                r_ptr,
+                token0,
+                row_token,
+                row_head,
+                mask_rows,
+                3 * TOKENS,
+                stride_r_t,
+                stride_r_h,
+                D_REL,
+                BLOCK_R,
+                TOKENS,
+            )
 
     q_start = kv_len - q_len
     q_pos = q_start + row_token
@@ -270,33 +443,56 @@ def _decode_kernel(
         if WINDOW == 0 or (MOD != 0 and EXTENT > 0 and EXTENT < WINDOW):
             for n0 in tl.range(begin, plain_end, BLOCK_N, num_stages=STAGES):
                 acc, l, m = _tile(
-                    acc, l, m, q, f0, f1, f2, f3, tau, n0, q_pos, q_token, row_head, k_head_ptr, v_head_ptr, page_row_ptr, table_ptr, aux,
-                    offs_n, offs_d, first_key, end, q_start, q_len, stride_k_p, stride_k_t, stride_v_p, stride_v_t,
-                    stride_table_s, stride_table_r, softmax_scale, 0, SCORE_MOD, WINDOW > 0, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, CHUNKS,
+                    acc, l, m, q, f0, f1, f2, f3, tau, n0, q_pos, q_token, row_head, k_head_ptr,
+                    v_head_ptr, page_row_ptr, table_ptr, aux,
+                    offs_n, offs_d, first_key, end, q_start, q_len, stride_k_p, stride_k_t,
+                    stride_v_p, stride_v_t,
+                    stride_table_s, stride_table_r, softmax_scale, 0, SCORE_MOD, WINDOW > 0,
+                    WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, CHUNKS,
                     PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
                 )  # fmt: skip
         else:
             plain_end = begin
         for n0 in tl.range(plain_end, end, BLOCK_N, num_stages=STAGES):
             acc, l, m = _tile(
-                acc, l, m, q, f0, f1, f2, f3, tau, n0, q_pos, q_token, row_head, k_head_ptr, v_head_ptr, page_row_ptr, table_ptr, aux, offs_n,
-                offs_d, first_key, end, q_start, q_len, stride_k_p, stride_k_t, stride_v_p, stride_v_t, stride_table_s,
-                stride_table_r, softmax_scale, MOD, SCORE_MOD, True, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, CHUNKS, PAGE_SIZE, BLOCK_N,
+                acc, l, m, q, f0, f1, f2, f3, tau, n0, q_pos, q_token, row_head, k_head_ptr,
+                v_head_ptr, page_row_ptr, table_ptr, aux, offs_n,
+                offs_d, first_key, end, q_start, q_len, stride_k_p, stride_k_t, stride_v_p,
+                stride_v_t, stride_table_s,
+                stride_table_r, softmax_scale, MOD, SCORE_MOD, True, WINDOW, EXTENT, PAD, BLOCK_R,
+                TOKENS, CHUNKS, PAGE_SIZE, BLOCK_N,
                 HEAD_DIM, BLOCK_D,
             )  # fmt: skip
         if splits == 1:
             _store_rows(
-                out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h, H, HEAD_DIM
+                out_ptr,
+                lse_ptr,
+                acc,
+                l,
+                m,
+                q_token,
+                row_head,
+                mask_rows,
+                offs_d,
+                stride_out_t,
+                stride_out_h,
+                H,
+                HEAD_DIM,
             )
         else:
             slot = (pair * MAX_SPLITS + index) * BLOCK_ROWS
-            tl.store(partial_ptr + slot * BLOCK_D + rows[:, None] * BLOCK_D + offs_d[None, :], acc, mask=mask_rows[:, None])
+            tl.store(
+                partial_ptr + slot * BLOCK_D + rows[:, None] * BLOCK_D + offs_d[None, :],
+                acc,
+                mask=mask_rows[:, None],
+            )
             tl.store(partial_lm_ptr + slot * 2 + rows, l, mask=mask_rows)
             tl.store(partial_lm_ptr + slot * 2 + BLOCK_ROWS + rows, m, mask=mask_rows)
     if splits == 1 or not MERGE_HERE:
         return
 
-    # The last program of this request and K/V head merges. Every wave's stores must be out before the ticket is drawn.
+    # The last program of this request and K/V head merges. Every wave's stores must be out before
+    # the ticket is drawn.
     drain_stores(rows, AMD)
     tl.debug_barrier()
     ticket = tl.atomic_add(ticket_ptr + pair, 1, sem="acq_rel", scope="gpu")
@@ -305,14 +501,17 @@ def _decode_kernel(
     tl.debug_barrier()
     tl.store(ticket_ptr + pair, 0)
     _merge(
-        out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0, q_len, kv_head, tl.arange(0, MERGE_ROWS),
-        stride_out_t, stride_out_h, H, GROUP, BLOCK_ROWS, HEAD_DIM, BLOCK_D, MAX_SPLITS, MERGE, MERGE_ROWS,
+        out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0, q_len, kv_head,
+        tl.arange(0, MERGE_ROWS),
+        stride_out_t, stride_out_h, H, GROUP, BLOCK_ROWS, HEAD_DIM, BLOCK_D, MAX_SPLITS, MERGE,
+        MERGE_ROWS,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeWorkspace:
-    """Partial results and tickets of split-KV. One per stream: calls on the same stream may share it, and a captured
+    """Partial results and tickets of split-KV. One per stream: calls on the same stream may share
+    it, and a captured
     graph must keep it alive.
 
     Attributes:
@@ -325,9 +524,16 @@ class DecodeWorkspace:
 
     @staticmethod
     def allocate(
-        device: torch.device, *, max_requests: int, num_kv_heads: int, max_rows: int, head_dim: int, arch: Arch | str | None = None
+        device: torch.device,
+        *,
+        max_requests: int,
+        num_kv_heads: int,
+        max_rows: int,
+        head_dim: int,
+        arch: Arch | str | None = None,
     ) -> DecodeWorkspace:
-        """Enough for batches of `max_requests` whose tiles have `max_rows` rows (h / g times the most query tokens)."""
+        """Enough for batches of `max_requests` whose tiles have `max_rows` rows (h / g times the
+        most query tokens)."""
         pairs = max_requests * num_kv_heads
         rows = max(16, triton.next_power_of_2(max_rows))
         size = pairs * MAX_SPLITS * rows * (triton.next_power_of_2(head_dim) + 2)
@@ -360,21 +566,26 @@ def attention_decode(
     arch: Arch | str | None = None,
     row: TuningRow | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one query token a request, at position kv_len - 1, which sees itself and what is before it.
+    """Attention of one query token a request, at position kv_len - 1, which sees itself and what
+    is before it.
 
-    One launch, no host synchronisation, capturable. A request's result does not depend on the other requests,
+    One launch, no host synchronisation, capturable. A request's result does not depend on the
+    other requests,
     on max_kv_len or on the grid. Arguments as in `attention_prefill`, except:
 
     Args:
         q: [B, h, D], row b belongs to request b.
-        kv_len: [B] int32, keys of the request, the current token included; 0 = a padded row (output 0).
+        kv_len: [B] int32, keys of the request, the current token included; 0 = a padded row
+        (output 0).
         max_kv_len: host bound on kv_len: sizes the grid, never the result.
-        workspace: split-KV memory; None allocates (and zeroes) one, which costs another small launch.
+        workspace: split-KV memory; None allocates (and zeroes) one, which costs another small
+        launch.
     Returns: out [B, h, D], or (out, lse [B, h]).
     Raises: ValueError: as `attention_prefill`; a workspace that is too small.
     """
     return _launch(
-        "attention_decode", q, k_pages, v_pages, page_table, first_page, None, kv_len, max_kv_len, 1, softmax_scale,
+        "attention_decode", q, k_pages, v_pages, page_table, first_page, None, kv_len, max_kv_len,
+        1, softmax_scale,
         window, score_mod, out, return_lse, workspace, arch, row,
     )  # fmt: skip
 
@@ -399,33 +610,39 @@ def attention_verify(
     arch: Arch | str | None = None,
     row: TuningRow | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of a few query tokens a request (drafts under verification), split along the keys like decode.
+    """Attention of a few query tokens a request (drafts under verification), split along the keys
+    like decode.
 
     Arguments as in `attention_decode`, except:
 
     Args:
-        q: [T, h, D]; request b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1, at positions kv_len - q_len ...
+        q: [T, h, D]; request b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1] - 1, at positions
+        kv_len - q_len ...
         cu_seqlens_q: [B + 1] int32; requests may have 0 to max_q_len tokens.
         max_q_len: host bound on the tokens of a request, 1 to 16.
     Raises: ValueError: as `attention_decode`; max_q_len out of range.
     """
     if not 1 <= max_q_len <= MAX_VERIFY_TOKENS:
         raise ValueError(
-            f"attention_verify: max_q_len is {max_q_len}; wanted 1 to {MAX_VERIFY_TOKENS} (longer chunks: attention_prefill)"
+            f"attention_verify: max_q_len is {max_q_len}; wanted 1 to {MAX_VERIFY_TOKENS} "
+            "(longer chunks: attention_prefill)"
         )
     if cu_seqlens_q.shape != (kv_len.shape[0] + 1,) or cu_seqlens_q.dtype != torch.int32:
         raise ValueError(
-            f"attention_verify: cu_seqlens_q is {tuple(cu_seqlens_q.shape)} {cu_seqlens_q.dtype}; wanted "
+            f"attention_verify: cu_seqlens_q is {tuple(cu_seqlens_q.shape)} "
+            f"{cu_seqlens_q.dtype}; wanted "
             f"({kv_len.shape[0] + 1},) torch.int32"
         )
     return _launch(
-        "attention_verify", q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len, max_kv_len, max_q_len,
+        "attention_verify", q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len,
+        max_kv_len, max_q_len,
         softmax_scale, window, score_mod, out, return_lse, workspace, arch, row,
     )  # fmt: skip
 
 
 def _launch(
-    name, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len, max_kv_len, max_q_len, softmax_scale, window,
+    name, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len, max_kv_len,
+    max_q_len, softmax_scale, window,
     score_mod, out, return_lse, workspace, arch, row,
 ):  # fmt: skip
     T, h, D = q.shape
@@ -443,7 +660,12 @@ def _launch(
         extent = score_mod.extent
     block_rows = max(16, triton.next_power_of_2(group * max_q_len))
     row = row or DECODE.select(
-        arch.name, head_dim=D, window=window, rows=block_rows, bits=q.element_size() * 8, relative=mod == MOD_RELATIVE
+        arch.name,
+        head_dim=D,
+        window=window,
+        rows=block_rows,
+        bits=q.element_size() * 8,
+        relative=mod == MOD_RELATIVE,
     )
     # A decode tile of many heads (MHA packed on one K/V head) merges in place whatever its rows.
     merge_here = cu_seqlens_q is None or group * max_q_len <= 16
@@ -455,10 +677,15 @@ def _launch(
     block_d = triton.next_power_of_2(D)
     pairs = B * g
     lm_at = pairs * MAX_SPLITS * block_rows * block_d
-    if workspace.tickets.numel() < pairs or workspace.partial.numel() < lm_at + pairs * MAX_SPLITS * block_rows * 2:
+    if (
+        workspace.tickets.numel() < pairs
+        or workspace.partial.numel() < lm_at + pairs * MAX_SPLITS * block_rows * 2
+    ):
         raise ValueError(
-            f"{name}: the workspace holds {workspace.tickets.numel()} request-head pairs and {workspace.partial.numel()} "
-            f"fp32; {pairs} pairs of {block_rows} rows are needed (DecodeWorkspace.allocate with this batch's bounds)"
+            f"{name}: the workspace holds {workspace.tickets.numel()} request-head pairs and "
+            f"{workspace.partial.numel()} "
+            f"fp32; {pairs} pairs of {block_rows} rows are needed (DecodeWorkspace.allocate with "
+            "this batch's bounds)"
         )
     span = min(max_kv_len, window + max_q_len) if window else max_kv_len
     most_splits = min(triton.cdiv(span, row.constexprs["SPLIT"]) + (1 if window else 0), MAX_SPLITS)
@@ -506,7 +733,8 @@ def _launch(
     )  # fmt: skip
     if not merge_here:
         _merge_kernel[(triton.cdiv(group * max_q_len, merge_rows), g, B)](
-            out, lse, workspace.partial, workspace.partial[lm_at:], cu_seqlens_q, kv_len, out.stride(0), out.stride(1),
+            out, lse, workspace.partial, workspace.partial[lm_at:], cu_seqlens_q, kv_len,
+            out.stride(0), out.stride(1),
             WINDOW=window,
             SPLIT=row.constexprs["SPLIT"],
             H=h,

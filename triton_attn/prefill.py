@@ -1,9 +1,12 @@
-"""Ragged prefill and extend over paged K/V: FlashAttention-2 (arXiv:2307.08691) with a modified score.
+"""Ragged prefill and extend over paged K/V: FlashAttention-2 (arXiv:2307.08691) with a modified
+score.
 
-The relative bias arrives as an ordinary strided tile (profile.py). The key loop is cut where the work changes, since
+The relative bias arrives as an ordinary strided tile (profile.py). The key loop is cut where the
+work changes, since
 a condition inside it would stop software pipelining:
 
-    [lo, plain_end) beyond the extent: no modification    [plain_end, full_lo) window or extent edge: masked
+    [lo, plain_end) beyond the extent: no modification    [plain_end, full_lo) window or extent
+    edge: masked
     [full_lo, diag) every key visible                     [diag, end)          causal edge: masked
 """
 
@@ -16,7 +19,14 @@ import triton.language as tl
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
 from triton_attn.checks import check_paged, request_arch
-from triton_attn.profile import BUFFER_PAD, Chunk, allocate_rows, pitch_of, plan_chunks, write_profile_rows
+from triton_attn.profile import (
+    BUFFER_PAD,
+    Chunk,
+    allocate_rows,
+    pitch_of,
+    plan_chunks,
+    write_profile_rows,
+)
 from triton_attn.score_mod import RelativeBias, ScoreMod
 from triton_attn.tiles import LOG2E, find_request, load_rows, softmax_step, visible_keys
 from triton_attn.tuning import PREFILL, PROFILE_WRITER
@@ -27,21 +37,27 @@ MOD_NONE, MOD_FN, MOD_RELATIVE = 0, 1, 2
 
 @triton.jit
 def _tile(
-    acc, l, m, q, n0, q_pos, q_token, head, k_ptr, v_ptr, page_row_ptr, bias_ptr, aux, offs_m, offs_n, offs_d, first_key,
+    acc, l, m, q, n0, q_pos, q_token, head, k_ptr, v_ptr, page_row_ptr, bias_ptr, aux, offs_m,
+    offs_n, offs_d, first_key,
     end_key, stride_k_p, stride_k_t, stride_v_p, stride_v_t, softmax_scale,
-    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, EXTENT: tl.constexpr,
+    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+    EXTENT: tl.constexpr,
     PITCH: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     n0 = tl.multiple_of(n0, BLOCK_N)
     n = n0 + offs_n
     k = load_rows(
-        k_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, MASKED, PAGE_SIZE, BLOCK_N,
+        k_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t,
+        MASKED, PAGE_SIZE, BLOCK_N,
         HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MOD == 1:
-        s = SCORE_MOD(s * softmax_scale, q_pos[:, None], n[None, :], q_token[:, None], head, aux) * LOG2E
+        s = (
+            SCORE_MOD(s * softmax_scale, q_pos[:, None], n[None, :], q_token[:, None], head, aux)
+            * LOG2E
+        )
     else:
         s = s * (softmax_scale * LOG2E)
     if MOD == 2:
@@ -60,7 +76,8 @@ def _tile(
     if MASKED:
         s = tl.where(visible_keys(q_pos, n, end_key, WINDOW), s, float("-inf"))
     v = load_rows(
-        v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t, MASKED, PAGE_SIZE, BLOCK_N,
+        v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t,
+        MASKED, PAGE_SIZE, BLOCK_N,
         HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     return softmax_step(acc, l, m, s, v)
@@ -68,11 +85,17 @@ def _tile(
 
 @triton.jit
 def _prefill_kernel(
-    out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr,
-    rows_ptr, aux, num_requests, head0, first_block, stride_out_t: tl.constexpr, stride_out_h: tl.constexpr, stride_q_t: tl.constexpr, stride_q_h: tl.constexpr,
-    stride_k_p: tl.constexpr, stride_k_t: tl.constexpr, stride_k_g: tl.constexpr, stride_v_p: tl.constexpr, stride_v_t: tl.constexpr, stride_v_g: tl.constexpr, stride_page_b, softmax_scale,
-    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MAY_MASK: tl.constexpr, EXTENT: tl.constexpr, WINDOW: tl.constexpr,
-    H: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr,
+    q_start_ptr, kv_len_ptr,
+    rows_ptr, aux, num_requests, head0, first_block, stride_out_t: tl.constexpr,
+    stride_out_h: tl.constexpr, stride_q_t: tl.constexpr, stride_q_h: tl.constexpr,
+    stride_k_p: tl.constexpr, stride_k_t: tl.constexpr, stride_k_g: tl.constexpr,
+    stride_v_p: tl.constexpr, stride_v_t: tl.constexpr, stride_v_g: tl.constexpr, stride_page_b,
+    softmax_scale,
+    MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MAY_MASK: tl.constexpr, EXTENT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     PITCH: tl.constexpr, PAD: tl.constexpr, XCDS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -80,10 +103,10 @@ def _prefill_kernel(
     heads, blocks = tl.num_programs(0), tl.num_programs(1)
     chunk_head = tl.program_id(0)
     chunk_block = blocks - 1 - tl.program_id(1)
-    if XCDS > 1 and H % XCDS == 0:
-        # Neighbouring programs start on different XCDs, each with an L2 of its own: give it its own K/V heads.
-        if heads % XCDS == 0:
-            chunk_head = (chunk_head % XCDS) * (heads // XCDS) + chunk_head // XCDS
+    # Neighbouring programs start on different XCDs, each with an L2 of its own: give it its
+    # own K/V heads.
+    if XCDS > 1 and H % XCDS == 0 and heads % XCDS == 0:
+        chunk_head = (chunk_head % XCDS) * (heads // XCDS) + chunk_head // XCDS
     block, head = first_block + chunk_block, head0 + chunk_head
     request = find_request(block, cu_seqlens_q_ptr, num_requests, BLOCK_M)
     first_token = tl.load(cu_seqlens_q_ptr + request)
@@ -104,10 +127,18 @@ def _prefill_kernel(
         # EXTENT - 1 - t0, rounded up to a multiple of 8 by the shift of the rows.
         bias_ptr = rows_ptr + PAD + row * PITCH + ((EXTENT + 6 - t0) >> 3) * 8
 
-    q_ptrs = q_ptr + row_token * stride_q_t + head * stride_q_h + offs_m[:, None] * stride_q_t + offs_d[None, :]
+    q_ptrs = (
+        q_ptr
+        + row_token * stride_q_t
+        + head * stride_q_h
+        + offs_m[:, None] * stride_q_t
+        + offs_d[None, :]
+    )
     mask_d = (offs_d < HEAD_DIM)[None, :]
     q = tl.load(q_ptrs, mask=mask_m[:, None] & mask_d, other=0.0)
-    page_row_ptr = page_table_ptr + request.to(tl.int64) * stride_page_b - tl.load(first_page_ptr + request)
+    page_row_ptr = (
+        page_table_ptr + request.to(tl.int64) * stride_page_b - tl.load(first_page_ptr + request)
+    )
     k_head_ptr = k_ptr + (head // GROUP) * stride_k_g
     v_head_ptr = v_ptr + (head // GROUP) * stride_v_g
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -126,9 +157,12 @@ def _prefill_kernel(
         full_lo = tl.minimum(tl.cdiv(tl.maximum(t0 + BLOCK_M - EXTENT, 0), BLOCK_N) * BLOCK_N, diag)
         for n0 in tl.range(lo, plain_end, BLOCK_N, num_stages=STAGES):
             acc, l, m = _tile(
-                acc, l, m, q, n0, q_pos, q_token, head, k_head_ptr, v_head_ptr, page_row_ptr, bias_ptr, aux,
-                offs_m, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, stride_v_p, stride_v_t,
-                softmax_scale, 0, SCORE_MOD, False, WINDOW, EXTENT, PITCH, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
+                acc, l, m, q, n0, q_pos, q_token, head, k_head_ptr, v_head_ptr, page_row_ptr,
+                bias_ptr, aux,
+                offs_m, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, stride_v_p,
+                stride_v_t,
+                softmax_scale, 0, SCORE_MOD, False, WINDOW, EXTENT, PITCH, PAGE_SIZE, BLOCK_N,
+                HEAD_DIM, BLOCK_D,
             )  # fmt: skip
     if WINDOW > 0:
         full_lo = tl.minimum(tl.cdiv(tl.maximum(t0 + BLOCK_M - WINDOW, 0), BLOCK_N) * BLOCK_N, diag)
@@ -136,20 +170,26 @@ def _prefill_kernel(
             full_lo = diag
     for n0 in tl.range(plain_end, full_lo, BLOCK_N, num_stages=STAGES):
         acc, l, m = _tile(
-            acc, l, m, q, n0, q_pos, q_token, head, k_head_ptr, v_head_ptr, page_row_ptr, bias_ptr, aux, offs_m,
-            offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, stride_v_p, stride_v_t, softmax_scale,
+            acc, l, m, q, n0, q_pos, q_token, head, k_head_ptr, v_head_ptr, page_row_ptr,
+            bias_ptr, aux, offs_m,
+            offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, stride_v_p, stride_v_t,
+            softmax_scale,
             MOD, SCORE_MOD, True, WINDOW, EXTENT, PITCH, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
         )  # fmt: skip
     for n0 in tl.range(full_lo, diag, BLOCK_N, num_stages=STAGES):
         acc, l, m = _tile(
-            acc, l, m, q, n0, q_pos, q_token, head, k_head_ptr, v_head_ptr, page_row_ptr, bias_ptr, aux, offs_m,
-            offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, stride_v_p, stride_v_t, softmax_scale,
+            acc, l, m, q, n0, q_pos, q_token, head, k_head_ptr, v_head_ptr, page_row_ptr,
+            bias_ptr, aux, offs_m,
+            offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, stride_v_p, stride_v_t,
+            softmax_scale,
             MOD, SCORE_MOD, False, WINDOW, EXTENT, PITCH, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
         )  # fmt: skip
     for n0 in tl.range(diag, end_key, BLOCK_N, num_stages=STAGES):
         acc, l, m = _tile(
-            acc, l, m, q, n0, q_pos, q_token, head, k_head_ptr, v_head_ptr, page_row_ptr, bias_ptr, aux, offs_m,
-            offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, stride_v_p, stride_v_t, softmax_scale,
+            acc, l, m, q, n0, q_pos, q_token, head, k_head_ptr, v_head_ptr, page_row_ptr,
+            bias_ptr, aux, offs_m,
+            offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t, stride_v_p, stride_v_t,
+            softmax_scale,
             MOD, SCORE_MOD, True, WINDOW, EXTENT, PITCH, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
         )  # fmt: skip
 
@@ -184,9 +224,11 @@ def attention_prefill(
     row: TuningRow | None = None,
     writer_row: TuningRow | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of a ragged batch of query chunks, each on top of its own prefix in the pages.
+    """Causal attention of a ragged batch of query chunks, each on top of its own prefix in the
+    pages.
 
-    The keys of the chunk itself must already be in the pages. No host synchronisation; the grid depends only on
+    The keys of the chunk itself must already be in the pages. No host synchronisation; the grid
+    depends only on
     T, B and h, so a captured graph serves any lengths with the same T and B.
 
     Args:
@@ -194,7 +236,8 @@ def attention_prefill(
         k_pages, v_pages: [pages, page_size, g, D], q's dtype; g divides h; inner dim contiguous.
         page_table: [B, P] int32; row b lists the pages from number first_page[b] of the request on.
         first_page: [B] int32, number of the first listed page (pages below the window may be gone).
-        cu_seqlens_q: [B + 1] int32; request b owns rows cu[b] .. cu[b+1] - 1 of q; rows past cu[B] are ignored.
+        cu_seqlens_q: [B + 1] int32; request b owns rows cu[b] .. cu[b+1] - 1 of q; rows past cu[B]
+        are ignored.
         q_start: [B] int32, position of the request's first query row.
         kv_len: [B] int32, keys the request's last row sees: q_start + q_len.
         softmax_scale: multiplies q.k.
@@ -210,11 +253,23 @@ def attention_prefill(
     T, h, D = q.shape
     arch = request_arch(arch, q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    check_paged("attention_prefill", q, k_pages, v_pages, page_table, first_page, kv_len, window, score_mod, out)
+    check_paged(
+        "attention_prefill",
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        first_page,
+        kv_len,
+        window,
+        score_mod,
+        out,
+    )
     B = kv_len.shape[0]
     if cu_seqlens_q.shape != (B + 1,) or q_start.shape != (B,):
         raise ValueError(
-            f"attention_prefill: cu_seqlens_q {tuple(cu_seqlens_q.shape)} and q_start {tuple(q_start.shape)} do not "
+            f"attention_prefill: cu_seqlens_q {tuple(cu_seqlens_q.shape)} and q_start "
+            f"{tuple(q_start.shape)} do not "
             f"fit {B} requests; wanted ({B + 1},) and ({B},)"
         )
     lse = torch.empty(T, h, dtype=torch.float32, device=q.device) if return_lse else None
@@ -223,7 +278,12 @@ def attention_prefill(
 
     mod, extent = mod_facts(score_mod, window)
     row = row or PREFILL.select(
-        arch.name, head_dim=D, window=window, mod=mod, bits=q.element_size() * 8, page_size=k_pages.shape[1]
+        arch.name,
+        head_dim=D,
+        window=window,
+        mod=mod,
+        bits=q.element_size() * 8,
+        page_size=k_pages.shape[1],
     )
     tiles = dict(row.constexprs)
     variant = tiles.pop("VARIANT")
@@ -236,10 +296,23 @@ def attention_prefill(
     for chunk in chunks:
         if mod == MOD_RELATIVE:
             write_profile_rows(
-                rows, score_mod, chunk=chunk, block_m=block_m, extent=extent, cu_seqlens_q=cu_seqlens_q, q_start=q_start,
+                rows, score_mod, chunk=chunk, block_m=block_m, extent=extent,
+                cu_seqlens_q=cu_seqlens_q, q_start=q_start,
                 row=writer_row or PROFILE_WRITER.select(arch.name, bits=q.element_size() * 8),
             )  # fmt: skip
-        tensors = (out, lse, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, q_start, kv_len, rows)
+        tensors = (
+            out,
+            lse,
+            q,
+            k_pages,
+            v_pages,
+            page_table,
+            first_page,
+            cu_seqlens_q,
+            q_start,
+            kv_len,
+            rows,
+        )
         strides = (
             out.stride(0), out.stride(1), q.stride(0), q.stride(1),
             k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
@@ -261,9 +334,7 @@ def attention_prefill(
         if variant == "hopper":
             from triton_attn.hopper import launch_hopper  # Gluon: only where it is used
 
-            launch_hopper(
-                tensors, strides, constants, chunk, B, softmax_scale, arch.compute_units
-            )
+            launch_hopper(tensors, strides, constants, chunk, B, softmax_scale, arch.compute_units)
             continue
         _prefill_kernel[(chunk.heads, chunk.blocks)](
             *tensors,

@@ -1,16 +1,21 @@
 """The strided layout of the relative bias, and the kernel that writes it.
 
-Row i of a request holds its profile reversed: column c is the distance E - 1 - c. With a row pitch L, the bias of key n
+Row i of a request holds its profile reversed: column c is the distance E - 1 - c. With a row pitch
+L, the bias of key n
 for the row at position t0 + i sits at
 
     i * L + (E - 1) - (t0 + i - n)  =  i * (L - 1) + n + (E - 1 - t0)
 
-so a tile of it is an ordinary strided tile: row stride L - 1, unit column stride, no gather. L - 1 is a multiple of
-16 and a request's rows are shifted right by (t0 - E + 1) mod 8, so every key tile starts on a 16-byte boundary
+so a tile of it is an ordinary strided tile: row stride L - 1, unit column stride, no gather. L - 1
+is a multiple of
+16 and a request's rows are shifted right by (t0 - E + 1) mod 8, so every key tile starts on a
+16-byte boundary
 whatever the prefix. L leaves 16 spare columns, so the writer may store whole 8-column vectors.
 
-The writer takes rows eight apart: they need the same shift for their stores to be aligned, and the table
-of `RelativeProfile` holds the profile at all eight shifts. The buffer is written and read chunk by chunk, so its
+The writer takes rows eight apart: they need the same shift for their stores to be aligned, and the
+table
+of `RelativeProfile` holds the profile at all eight shifts. The buffer is written and read chunk by
+chunk, so its
 size is bounded whatever the number of tokens and heads.
 """
 
@@ -26,21 +31,26 @@ from kernel_base.tuning import TuningRow
 from triton_attn.score_mod import PROFILE_PAD, SHIFTS, RelativeBias
 from triton_attn.tiles import LOG2E, find_request
 
-# A tile may stick out of the rows at either end of the buffer; what is read there is masked, never used.
+# A tile may stick out of the rows at either end of the buffer; what is read there is masked, never
+# used.
 BUFFER_PAD = 512
-# Bound on the buffer: half the Infinity Cache of a MI300X, and enough rows a chunk to fill any GPU several times.
+# Bound on the buffer: half the Infinity Cache of a MI300X, and enough rows a chunk to fill any GPU
+# several times.
 BUFFER_BYTES = 160 * 1024 * 1024
 
 
 @triton.jit
 def _profile_rows_kernel(
     rows_ptr, r_ptr, table_ptr, tau_ptr, cu_seqlens_q_ptr, q_start_ptr,
-    num_requests, head0, first_block, chunk_rows, stride_r_t: tl.constexpr, stride_r_h: tl.constexpr, stride_table_s: tl.constexpr, stride_table_r: tl.constexpr,
-    EXTENT: tl.constexpr, FIRST_COLUMN: tl.constexpr, PITCH: tl.constexpr, PAD: tl.constexpr, D_REL: tl.constexpr,
+    num_requests, head0, first_block, chunk_rows, stride_r_t: tl.constexpr,
+    stride_r_h: tl.constexpr, stride_table_s: tl.constexpr, stride_table_r: tl.constexpr,
+    EXTENT: tl.constexpr, FIRST_COLUMN: tl.constexpr, PITCH: tl.constexpr, PAD: tl.constexpr,
+    D_REL: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Rows residue, residue + 8, ... of 8 * ROWS query rows of one head: log2(e) * tau * r . P, reversed."""
+    """Rows residue, residue + 8, ... of 8 * ROWS query rows of one head: log2(e) * tau * r . P,
+    reversed."""
     # Residues vary fastest: the eight programs of a row group fill the same cache lines.
     residue, column_block = tl.program_id(0) % 8, tl.program_id(0) // 8
     group, head = tl.program_id(1), tl.program_id(2)
@@ -48,7 +58,8 @@ def _profile_rows_kernel(
     first_token = tl.load(cu_seqlens_q_ptr + request)
     q_len = tl.load(cu_seqlens_q_ptr + request + 1) - first_token
     i0 = (group - first_token // (8 * ROWS) - request) * (8 * ROWS)
-    # Rows of the chunk are counted in the attention kernel's blocks, which start anew with every request.
+    # Rows of the chunk are counted in the attention kernel's blocks, which start anew with every
+    # request.
     row0 = (first_token // BLOCK_M + request - first_block) * BLOCK_M
     if (i0 >= q_len) | (row0 + i0 >= chunk_rows) | (row0 + i0 + 8 * ROWS <= 0):
         return
@@ -67,18 +78,25 @@ def _profile_rows_kernel(
     shift = (start - (EXTENT - 1)) & 7
     copy = (residue + shift) & 7
     table_ptr += tl.multiple_of(copy * stride_table_s, 16) + FIRST_COLUMN
-    # row * PITCH + shift - copy, written as multiples of 8: PITCH - 1 is one, and so is row + shift - copy.
+    # row * PITCH + shift - copy, written as multiples of 8: PITCH - 1 is one, and so is row +
+    # shift - copy.
     first_row = head.to(tl.int64) * chunk_rows
     row_start = (first_row + row) * (PITCH - 1) + first_row + ((row + shift - copy) >> 3) * 8
     # Columns of distances that no row of the group reaches back to are not needed.
     needed = tl.maximum(EXTENT - 1 - (start + i0 + 8 * ROWS - 1), 0) // BLOCK_C * BLOCK_C
     first = tl.maximum(needed, column_block * COLUMNS)
-    for x0 in tl.range(first, tl.minimum(EXTENT + 8, (column_block + 1) * COLUMNS), BLOCK_C, num_stages=STAGES):
+    for x0 in tl.range(
+        first, tl.minimum(EXTENT + 8, (column_block + 1) * COLUMNS), BLOCK_C, num_stages=STAGES
+    ):
         x = x0 + tl.arange(0, BLOCK_C)
         p = tl.load(table_ptr + offs_r[:, None] * stride_table_r + x[None, :])
         rel = tl.dot(r, p, input_precision="ieee") * tau[:, None]
         ptrs = rows_ptr + PAD + row_start[:, None] + x[None, :]
-        tl.store(ptrs, rel.to(rows_ptr.dtype.element_ty), mask=mask_i[:, None] & (x < EXTENT + 8)[None, :])
+        tl.store(
+            ptrs,
+            rel.to(rows_ptr.dtype.element_ty),
+            mask=mask_i[:, None] & (x < EXTENT + 8)[None, :],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +115,15 @@ def pitch_of(extent: int) -> int:
 
 
 def plan_chunks(
-    num_blocks: int, heads: int, block_m: int, extent: int, itemsize: int, bound_bytes: int = BUFFER_BYTES
+    num_blocks: int,
+    heads: int,
+    block_m: int,
+    extent: int,
+    itemsize: int,
+    bound_bytes: int = BUFFER_BYTES,
 ) -> list[Chunk]:
-    """Cut [heads, num_blocks] so that the rows of a chunk fit the bound: by heads first, then by blocks, last
+    """Cut [heads, num_blocks] so that the rows of a chunk fit the bound: by heads first, then by
+    blocks, last
     blocks first (they are the longest)."""
     blocks_fit = max((bound_bytes // itemsize - 2 * BUFFER_PAD) // (pitch_of(extent) * block_m), 1)
     if blocks_fit >= num_blocks:
@@ -118,10 +142,14 @@ def plan_chunks(
     ]
 
 
-def allocate_rows(chunks: list[Chunk], block_m: int, extent: int, like: torch.Tensor) -> torch.Tensor:
+def allocate_rows(
+    chunks: list[Chunk], block_m: int, extent: int, like: torch.Tensor
+) -> torch.Tensor:
     """A buffer for the largest of the chunks."""
     rows = max(c.heads * c.blocks for c in chunks) * block_m
-    return torch.empty(rows * pitch_of(extent) + 2 * BUFFER_PAD, dtype=like.dtype, device=like.device)
+    return torch.empty(
+        rows * pitch_of(extent) + 2 * BUFFER_PAD, dtype=like.dtype, device=like.device
+    )
 
 
 def write_profile_rows(
@@ -135,11 +163,13 @@ def write_profile_rows(
     q_start: torch.Tensor,
     row: TuningRow,
 ) -> None:
-    """Write the strided rows of `chunk` into `rows`, [heads, blocks * block_m] rows of `pitch_of(extent)` elements.
+    """Write the strided rows of `chunk` into `rows`, [heads, blocks * block_m] rows of
+    `pitch_of(extent)` elements.
 
     Args:
         rows: from `allocate_rows`.
-        extent: distances to keep, at most bias.extent (a window shorter than the extent needs no more).
+        extent: distances to keep, at most bias.extent (a window shorter than the extent needs no
+        more).
         row: launch configuration of the writer.
     """
     T = bias.r.shape[0]
@@ -147,8 +177,10 @@ def write_profile_rows(
     groups = T // (8 * row.constexprs["ROWS"]) + q_start.shape[0]
     column_blocks = triton.cdiv(extent + SHIFTS, row.constexprs["COLUMNS"])
     _profile_rows_kernel[(8 * column_blocks, groups, chunk.heads)](
-        rows, bias.r, table, bias.tau, cu_seqlens_q, q_start, q_start.shape[0], chunk.head0, chunk.first_block,
-        chunk.blocks * block_m, bias.r.stride(0), bias.r.stride(1), table.stride(0), table.stride(1),
+        rows, bias.r, table, bias.tau, cu_seqlens_q, q_start, q_start.shape[0], chunk.head0,
+        chunk.first_block,
+        chunk.blocks * block_m, bias.r.stride(0), bias.r.stride(1), table.stride(0),
+        table.stride(1),
         EXTENT=extent,
         FIRST_COLUMN=PROFILE_PAD + bias.extent - extent,
         PITCH=pitch_of(extent),

@@ -1,4 +1,5 @@
-"""Paged attention in plain torch: the specification of every kernel here, and the yardstick of its rounding."""
+"""Paged attention in plain torch: the specification of every kernel here, and the yardstick of its
+rounding."""
 
 from __future__ import annotations
 
@@ -23,13 +24,16 @@ def attention_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of every request, one at a time, keys gathered from their pages.
 
-    Query row i of request b sits at position kv_len[b] - q_len[b] + i and sees the keys at positions
+    Query row i of request b sits at position kv_len[b] - q_len[b] + i and sees the keys at
+    positions
     (position - window, position] (all of them for window 0).
 
     Args:
-        dtype: what products, scores and probabilities are rounded to: float64 is the reference, the kernel's own
+        dtype: what products, scores and probabilities are rounded to: float64 is the reference,
+        the kernel's own
             dtype the eager error that sets a budget. The softmax itself is at least fp32.
-    Returns: out [T, h, D] and lse [T, h] (natural log, at least fp32); rows of no request are 0 and -inf.
+    Returns: out [T, h, D] and lse [T, h] (natural log, at least fp32); rows of no request are 0
+    and -inf.
     """
     page_size, group = k_pages.shape[1], q_ThD.shape[1] // k_pages.shape[2]
     wide = torch.promote_types(dtype, torch.float32)

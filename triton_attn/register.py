@@ -1,4 +1,5 @@
-"""The launchers of this package in the kernel register, with small problems that use a row's real tiles."""
+"""The launchers of this package in the kernel register, with small problems that use a row's real
+tiles."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def _outcomes(case: PagedCase, out: torch.Tensor) -> list[Outcome]:
 
     bias = case.bias
     if bias is not None:
-        profile = type(bias.profile)(projection=bias.profile.projection.cpu(), table=bias.profile.table)
+        profile = type(bias.profile)(
+            projection=bias.profile.projection.cpu(), table=bias.profile.table
+        )
         bias = type(bias)(r=bias.r.cpu(), profile=profile, tau=bias.tau.cpu())
     tensors = (case.q.cpu(), case.k_pages.cpu(), case.v_pages.cpu())
     paged = {name: cpu(value) for name, value in case.paged.items()}
@@ -60,7 +63,8 @@ def _prefill_cases(arch: str, row: TuningRow) -> Iterator[Case]:
             )  # fmt: skip
             out = attention_prefill(
                 case.q, case.k_pages, case.v_pages, cu_seqlens_q=case.cu_seqlens_q,
-                q_start=case.q_start, score_mod=case.bias, out=torch.full_like(case.q, float("nan")),
+                q_start=case.q_start, score_mod=case.bias, out=torch.full_like(case.q,
+                float("nan")),
                 arch=arch, row=row, **case.paged,
             )  # fmt: skip
             return _outcomes(case, out)
@@ -86,9 +90,7 @@ def _decode_cases(arch: str, row: TuningRow) -> Iterator[Case]:
         tensors = (case.q, case.k_pages, case.v_pages)
         if q_len == 1:
             return _outcomes(case, attention_decode(*tensors, **shared))
-        out = attention_verify(
-            *tensors, cu_seqlens_q=case.cu_seqlens_q, max_q_len=q_len, **shared
-        )
+        out = attention_verify(*tensors, cu_seqlens_q=case.cu_seqlens_q, max_q_len=q_len, **shared)
         return _outcomes(case, out)
 
     yield Case(name=f"{q_len} tokens, {'window' if window else 'global'}", run=run)

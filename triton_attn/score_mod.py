@@ -1,7 +1,9 @@
 """Score modifications: what may happen to a score between q.k and the softmax.
 
-A `ScoreMod` is a `@triton.jit` function that the kernels inline, plus what they must know to skip work. `RelativeBias`
-is the one modification the kernels know by name: its bias never exists as a [tokens, heads, extent] tensor.
+A `ScoreMod` is a `@triton.jit` function that the kernels inline, plus what they must know to skip
+work. `RelativeBias`
+is the one modification the kernels know by name: its bias never exists as a [tokens, heads,
+extent] tensor.
 Write your own as in `alibi` below; docs/attention.md has a worked example.
 """
 
@@ -14,9 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-# Copies of a profile, each shifted one column further, so that any slice of it starts at a multiple of 8 in one of them.
+# Copies of a profile, each shifted one column further, so that any slice of it starts at a
+# multiple of 8 in one of them.
 SHIFTS = 8
-# Zero columns on both sides of a shifted profile: tiles may stick out of the extent by a key tile and a verify block.
+# Zero columns on both sides of a shifted profile: tiles may stick out of the extent by a key tile
+# and a verify block.
 PROFILE_PAD = 256
 
 
@@ -25,14 +29,20 @@ class ScoreMod:
     """A modification of the scaled score, inlined into every kernel at compile time.
 
     Attributes:
-        fn: `@triton.jit` function (score, q_pos, k_pos, q_token, head, aux) -> score. Score is fp32, natural-log
-            units, [rows, keys]; q_pos, q_token and head are [rows, 1], k_pos is [1, keys]; aux is the tuple
-            below. Return -inf to hide a key. q_token and head are always valid indices; k_pos may lie beyond the
+        fn: `@triton.jit` function (score, q_pos, k_pos, q_token, head, aux) -> score. Score is
+        fp32, natural-log
+            units, [rows, keys]; q_pos, q_token and head are [rows, 1], k_pos is [1, keys]; aux is
+            the tuple
+            below. Return -inf to hide a key. q_token and head are always valid indices; k_pos may
+            lie beyond the
             keys, so loads through it need a mask.
-        reference: the same in torch: (score [h, q, n], q_pos [q], k_pos [n], q_token [q], aux) -> [h, q, n].
+        reference: the same in torch: (score [h, q, n], q_pos [q], k_pos [n], q_token [q], aux) ->
+        [h, q, n].
         aux: tensors that `fn` reads.
-        extent: `fn` is the identity at distances q_pos - k_pos >= extent, so such tiles skip it; None = never.
-        may_mask: `fn` may return -inf for every key of a row; such a row's output is 0 and its LSE -inf.
+        extent: `fn` is the identity at distances q_pos - k_pos >= extent, so such tiles skip it;
+        None = never.
+        may_mask: `fn` may return -inf for every key of a row; such a row's output is 0 and its LSE
+        -inf.
     """
 
     fn: Callable
@@ -48,7 +58,8 @@ class RelativeProfile:
 
     Attributes:
         projection: P [R, extent]: the bias at distance e of a query with features r is r . P[:, e].
-        table: [8, R padded to a power of two >= 16, pitch]: P reversed (column c holds distance E-1-c), copy s
+        table: [8, R padded to a power of two >= 16, pitch]: P reversed (column c holds distance
+        E-1-c), copy s
             shifted right by PROFILE_PAD + s columns, zeros around.
     """
 

@@ -1,4 +1,5 @@
-"""What prefill, decode and verify share on a key tile: page look-up, masks, one online-softmax step."""
+"""What prefill, decode and verify share on a key tile: page look-up, masks, one online-softmax
+step."""
 
 import triton
 import triton.language as tl
@@ -9,11 +10,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def load_rows(
     ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_page, stride_tok,
-    MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values [BLOCK_N, BLOCK_D] at positions n0 .. n0 + BLOCK_N - 1 (n0 a multiple of BLOCK_N).
+    """Keys or values [BLOCK_N, BLOCK_D] at positions n0 .. n0 + BLOCK_N - 1 (n0 a multiple of
+    BLOCK_N).
 
-    With MASKED, positions outside [first_key, end_key) are not touched and read as 0 (a page slot that was never
+    With MASKED, positions outside [first_key, end_key) are not touched and read as 0 (a page slot
+    that was never
     written may hold NaN, and 0 * NaN is NaN). Pages are reached with 64-bit arithmetic.
     """
     n = n0 + offs_n
@@ -38,7 +42,8 @@ def load_rows(
 
 @triton.jit
 def visible_keys(q_pos, n, end_key, WINDOW: tl.constexpr):
-    """[rows, keys]: key n is at or before q_pos, inside the window (current key counted), and exists."""
+    """[rows, keys]: key n is at or before q_pos, inside the window (current key counted), and
+    exists."""
     ok = (n[None, :] <= q_pos[:, None]) & (n < end_key)[None, :]
     if WINDOW > 0:
         ok = ok & (n[None, :] > q_pos[:, None] - WINDOW)
@@ -61,7 +66,8 @@ def softmax_step(acc, l, m, s, v):
 
 @triton.jit
 def find_request(block, cu_seqlens_q_ptr, num_requests, BLOCK_M: tl.constexpr):
-    """The request that owns query block `block` when request b's blocks start at cu[b] // BLOCK_M + b."""
+    """The request that owns query block `block` when request b's blocks start at cu[b] // BLOCK_M
+    + b."""
     low = 0
     high = num_requests
     while high - low > 1:
@@ -77,10 +83,17 @@ def find_request(block, cu_seqlens_q_ptr, num_requests, BLOCK_M: tl.constexpr):
 def drain_stores(lanes, AMD: tl.constexpr):
     """Each wave waits for its own global stores; `lanes` is any small int32 tensor.
 
-    A barrier on AMD waits for LDS only: without this, a ticket that one wave draws could be seen before
-    another wave's partial results (the emulator's lazy stores show it). NVIDIA's barrier orders them already.
+    A barrier on AMD waits for LDS only: without this, a ticket that one wave draws could be seen
+    before
+    another wave's partial results (the emulator's lazy stores show it). NVIDIA's barrier orders
+    them already.
     """
     if AMD:
         tl.inline_asm_elementwise(
-            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, $1", "=v,v", [lanes], dtype=tl.int32, is_pure=False, pack=1
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, $1",
+            "=v,v",
+            [lanes],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
         )

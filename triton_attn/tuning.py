@@ -1,4 +1,5 @@
-"""Launch configurations of the attention kernels, per architecture, with the evidence behind each."""
+"""Launch configurations of the attention kernels, per architecture, with the evidence behind
+each."""
 
 from kernel_base.tuning import TuningRow, TuningTable
 
@@ -11,15 +12,22 @@ def _prefill(arch, when, tile, options, evidence="guess", source=_GUESS, variant
     block_m, block_n, stages = tile
     constexprs = {"VARIANT": variant, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages}
     return TuningRow(
-        arch=arch, when=when, constexprs=constexprs, options=options, evidence=evidence, source=source
+        arch=arch,
+        when=when,
+        constexprs=constexprs,
+        options=options,
+        evidence=evidence,
+        source=source,
     )
 
 
 def _amd_prefill(arch):
     return (
         _prefill(arch, {"bits": 32}, (64, 32, 1), {"num_warps": 4, "matrix_instr_nonkdim": 16}),
-        _prefill(arch, {"bits": 16, "head_dim": (129, None)}, (64, 32, 2), {"num_warps": 4, "matrix_instr_nonkdim": 16}),
-        _prefill(arch, {"bits": 16, "head_dim": (None, 128)}, (128, 64, 2), {"num_warps": 4, "matrix_instr_nonkdim": 16}),
+        _prefill(arch, {"bits": 16, "head_dim": (129, None)}, (64, 32, 2), {"num_warps": 4,
+        "matrix_instr_nonkdim": 16}),
+        _prefill(arch, {"bits": 16, "head_dim": (None, 128)}, (128, 64, 2), {"num_warps": 4,
+        "matrix_instr_nonkdim": 16}),
     )  # fmt: skip
 
 
@@ -31,7 +39,8 @@ def _nvidia_prefill(arch):
     )
 
 
-# The warp-specialised variant: no score mod (0) or the relative bias (2), 16-bit inputs, head_dim 64 or 128.
+# The warp-specialised variant: no score mod (0) or the relative bias (2), 16-bit inputs, head_dim
+# 64 or 128.
 _HOPPER_PREFILL = tuple(
     _prefill(
         "sm90",
@@ -93,7 +102,12 @@ PROFILE_WRITER = TuningTable(
 def _decode(arch, when, block_n, split, stages, options, evidence="guess", source=_GUESS):
     constexprs = {"BLOCK_N": block_n, "SPLIT": split, "STAGES": stages}
     return TuningRow(
-        arch=arch, when=when, constexprs=constexprs, options=options, evidence=evidence, source=source
+        arch=arch,
+        when=when,
+        constexprs=constexprs,
+        options=options,
+        evidence=evidence,
+        source=source,
     )
 
 

@@ -1,4 +1,5 @@
-"""The correctness gate: a benchmark row counts only if its kernel passed here, in the same process, on this device."""
+"""The correctness gate: a benchmark row counts only if its kernel passed here, in the same
+process, on this device."""
 
 from __future__ import annotations
 
@@ -9,14 +10,20 @@ from triton_attn import attention_decode, attention_prefill, attention_verify
 from triton_attn.reference import attention_reference
 
 
-def relative_errors(problem: Problem, out: torch.Tensor, biased: bool = True) -> tuple[float, float]:
+def relative_errors(
+    problem: Problem, out: torch.Tensor, biased: bool = True
+) -> tuple[float, float]:
     """Relative error of `out`, and that of eager torch in the same dtype, against float64."""
     cpu = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in problem.paged.items()}
     bias = problem.bias
     mod = None
     if biased:
-        profile = type(bias.profile)(projection=bias.profile.projection.cpu(), table=bias.profile.table)
-        mod = type(bias)(r=bias.r.cpu(), profile=profile, tau=None if bias.tau is None else bias.tau.cpu())
+        profile = type(bias.profile)(
+            projection=bias.profile.projection.cpu(), table=bias.profile.table
+        )
+        mod = type(bias)(
+            r=bias.r.cpu(), profile=profile, tau=None if bias.tau is None else bias.tau.cpu()
+        )
     tensors = [x.cpu() for x in (problem.q, problem.k_pages, problem.v_pages)]
     cu = problem.cu_seqlens_q.cpu()
     want, _ = attention_reference(*tensors, cu_seqlens_q=cu, score_mod=mod, **cpu)
@@ -71,7 +78,8 @@ def gate_cases():
     )
     for q, kv, h, g, w, e, d, ps, dt in rows:
         p = make_problem(
-            q_lens=q, kv_lens=kv, heads=h, kv_heads=g, window=w, extent=e, head_dim=d, page_size=ps, dtype=dt,
+            q_lens=q, kv_lens=kv, heads=h, kv_heads=g, window=w, extent=e, head_dim=d,
+            page_size=ps, dtype=dt,
             tau=True, seed=len(kv),
         )  # fmt: skip
         yield f"prefill {q} {kv} {h}/{g} w{w} e{e} d{d} p{ps} {dt}", run_prefill, p
@@ -89,7 +97,8 @@ def gate_cases():
     )
     for q, kv, h, g, w, e, d, ps, dt in rows:
         p = make_problem(
-            q_lens=q, kv_lens=kv, heads=h, kv_heads=g, window=w, extent=e, head_dim=d, page_size=ps, dtype=dt,
+            q_lens=q, kv_lens=kv, heads=h, kv_heads=g, window=w, extent=e, head_dim=d,
+            page_size=ps, dtype=dt,
             tau=True, seed=len(kv),
         )  # fmt: skip
         yield f"decode {q} {kv} {h}/{g} w{w} e{e} d{d} p{ps} {dt}", run_decode, p
@@ -104,7 +113,15 @@ def run_gate() -> list[dict]:
             torch.cuda.synchronize()
             ok, error, eager = passes(problem, out)
             blind, _, _ = passes(problem, runner(problem, biased=False))
-            results.append({"case": name, "ok": ok and not blind, "error": error, "eager": eager, "blind": blind})
+            results.append(
+                {
+                    "case": name,
+                    "ok": ok and not blind,
+                    "error": error,
+                    "eager": eager,
+                    "blind": blind,
+                }
+            )
         except (RuntimeError, ValueError) as problem_found:
             results.append({"case": name, "ok": False, "message": repr(problem_found)[:300]})
     return results

@@ -1,6 +1,8 @@
-"""SGLang 0.5.23's Triton attention as a peer (importable as `sglang.kernels...`; never part of this repository).
+"""SGLang 0.5.23's Triton attention as a peer (importable as `sglang.kernels...`; never part of
+this repository).
 
-Its Inkling path materialises rel = r . P as [T, h, E] and gathers from it in a score_mod; both are timed.
+Its Inkling path materialises rel = r . P as [T, h, E] and gathers from it in a score_mod; both are
+timed.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ def _rel(problem: Problem):
 
 
 def _indptr(lengths, device):
-    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
+    return torch.tensor(
+        [0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device
+    )
 
 
 def prefill(problem: Problem):
-    """A function that runs SGLang's extend attention, projection included, and returns its output."""
+    """A function that runs SGLang's extend attention, projection included, and returns its
+    output."""
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
     from sglang.kernels.ops.attention.score_mod import relative_bias_score_mod
 
@@ -58,7 +63,8 @@ def prefill(problem: Problem):
 
     def run():
         extend_attention_fwd(
-            q, k_new, v_new, out, k_buf, v_buf, problem.cu_seqlens_q, kv_indptr, kv_indices, None, True, None,
+            q, k_new, v_new, out, k_buf, v_buf, problem.cu_seqlens_q, kv_indptr, kv_indices, None,
+            True, None,
             max(problem.q_lens), 1.0, 1.0, sm_scale=problem.scale,
             sliding_window_size=problem.window - 1 if problem.window else -1,
             window_kv_offsets=offsets if problem.window else None,
@@ -70,7 +76,8 @@ def prefill(problem: Problem):
 
 
 def decode(problem: Problem, splits: int = 16):
-    """Likewise for decode. It takes no window: SGLang passes the window's slots only, and positions shift with them,
+    """Likewise for decode. It takes no window: SGLang passes the window's slots only, and
+    positions shift with them,
     which a distance-based bias does not notice."""
     from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
     from sglang.kernels.ops.attention.score_mod import relative_bias_score_mod
@@ -82,7 +89,7 @@ def decode(problem: Problem, splits: int = 16):
         for (position, slot), length in zip(slots, problem.kv_lens, strict=True)
     ]
     indptr, indices = _indptr([len(x) for x in seen], device), torch.cat(seen).long()
-    B, h, D = q.shape
+    B, h, _ = q.shape
     logits = torch.empty(B, h, splits, v_buf.shape[-1], dtype=torch.float32, device=device)
     lse = torch.empty(B, h, splits, dtype=torch.float32, device=device)
     counts = torch.full((B,), splits, dtype=torch.int32, device=device)
@@ -90,7 +97,8 @@ def decode(problem: Problem, splits: int = 16):
 
     def run():
         decode_attention_fwd(
-            q, k_buf, v_buf, out, indptr, indices, logits, lse, counts, splits, problem.scale, 1.0, 1.0,
+            q, k_buf, v_buf, out, indptr, indices, logits, lse, counts, splits, problem.scale,
+            1.0, 1.0,
             score_mod=relative_bias_score_mod, aux_tensors=[rel],
         )  # fmt: skip
         return out

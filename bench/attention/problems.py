@@ -42,7 +42,8 @@ class Problem:
 
 
 def make_problem(
-    *, q_lens, kv_lens, heads, kv_heads, window, extent, head_dim=128, page_size=128, d_rel=16, tau=False, seed=0,
+    *, q_lens, kv_lens, heads, kv_heads, window, extent, head_dim=128, page_size=128, d_rel=16,
+    tau=False, seed=0,
     dtype=torch.bfloat16, device="cuda",
 ) -> Problem:  # fmt: skip
     """Random q, K, V, r, P; pages in random order, only those a window layer would still own."""

@@ -1,7 +1,10 @@
-"""Benchmark the attention library on this GPU: `python -m bench.attention.run OUT.jsonl COMMIT [group ...]`.
+"""Benchmark the attention library on this GPU: `python -m bench.attention.run OUT.jsonl COMMIT
+[group ...]`.
 
-Groups: prefill, ragged, decode, verify, context, pages, memory (all when none is named). Rows are appended only if
-the correctness gate passed in this process. SGLang's kernels are timed beside ours when they can be imported.
+Groups: prefill, ragged, decode, verify, context, pages, memory (all when none is named). Rows are
+appended only if
+the correctness gate passed in this process. SGLang's kernels are timed beside ours when they can
+be imported.
 """
 
 from __future__ import annotations
@@ -69,7 +72,10 @@ class Recorder:
             row["tflops"] = round(flops / seconds / 1e12, 1)
             row["gb_per_s"] = round(kv_bytes(p) / seconds / 1e9, 1)
             floor = max(flops / CEILING_FLOPS, kv_bytes(p) / CEILING_BYTES_PER_S)
-            row["floor_us"], row["floor_fraction"] = round(floor * 1e6, 1), round(floor / seconds, 3)
+            row["floor_us"], row["floor_fraction"] = (
+                round(floor * 1e6, 1),
+                round(floor / seconds, 3),
+            )
         self.rows.append(row)
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
@@ -85,12 +91,18 @@ def _prefill_case(record: Recorder, op: str, case: str, p: Problem, peer=True) -
     ours = run_prefill(p, out=out).clone()
     record.add(op, case, "triton_attn", p, time_stream(lambda: run_prefill(p, out=out)))
     record.add(
-        op, case, "triton_attn without bias", p, time_stream(lambda: run_prefill(p, out=out, biased=False))
+        op,
+        case,
+        "triton_attn without bias",
+        p,
+        time_stream(lambda: run_prefill(p, out=out, biased=False)),
     )
     if peer:
         fn = peer_sglang.prefill(p)
         gap = _difference(fn(), ours)
-        record.add(op, case, "sglang 0.5.23", p, time_stream(fn, repeats=6, warmup=1), difference=gap)
+        record.add(
+            op, case, "sglang 0.5.23", p, time_stream(fn, repeats=6, warmup=1), difference=gap
+        )
 
 
 def prefill(record: Recorder) -> None:
@@ -129,7 +141,9 @@ def _workspace(p: Problem) -> DecodeWorkspace:
 def _decode_case(record: Recorder, op: str, case: str, p: Problem, peer=False) -> None:
     out, work = torch.empty_like(p.q), _workspace(p)
     ours = run_decode(p, out=out, workspace=work).clone()
-    record.add(op, case, "triton_attn", p, time_graph(lambda: run_decode(p, out=out, workspace=work)))
+    record.add(
+        op, case, "triton_attn", p, time_graph(lambda: run_decode(p, out=out, workspace=work))
+    )
     if peer:
         fn = peer_sglang.decode(p)
         record.add(op, case, "sglang 0.5.23", p, time_graph(fn), difference=_difference(fn(), ours))
@@ -138,8 +152,10 @@ def _decode_case(record: Recorder, op: str, case: str, p: Problem, peer=False) -
 def decode(record: Recorder) -> None:
     """Must-show 4. SGLang's projection of the bias is made before the timing."""
     for batch, context, h, g, kind in (
-        (1, 8192, 8, 1, GLOBAL), (1, 8192, 8, 2, LOCAL), (32, 8192, 8, 1, GLOBAL), (32, 8192, 8, 2, LOCAL),
-        (128, 8192, 8, 1, GLOBAL), (128, 8192, 8, 2, LOCAL), (8, 131072, 8, 1, GLOBAL), (1, 8192, 64, 8, GLOBAL),
+        (1, 8192, 8, 1, GLOBAL), (1, 8192, 8, 2, LOCAL), (32, 8192, 8, 1, GLOBAL), (32, 8192, 8,
+        2, LOCAL),
+        (128, 8192, 8, 1, GLOBAL), (128, 8192, 8, 2, LOCAL), (8, 131072, 8, 1, GLOBAL), (1, 8192,
+        64, 8, GLOBAL),
         (32, 8192, 64, 8, GLOBAL), (32, 8192, 64, 16, LOCAL),
     ):  # fmt: skip
         p = make_problem(q_lens=[1] * batch, kv_lens=[context] * batch, heads=h, kv_heads=g, **kind)
@@ -163,7 +179,9 @@ def context(record: Recorder) -> None:
     """Local decode must not depend on the context length."""
     for batch in (1, 32):
         for length in (1024, 8192, 131072, 1048576):
-            p = make_problem(q_lens=[1] * batch, kv_lens=[length] * batch, heads=8, kv_heads=2, **LOCAL)
+            p = make_problem(
+                q_lens=[1] * batch, kv_lens=[length] * batch, heads=8, kv_heads=2, **LOCAL
+            )
             _decode_case(record, "decode", f"b{batch} c{length} 8/2 local", p)
 
 
@@ -193,7 +211,15 @@ def memory(record: Recorder) -> None:
     flush_bytes = 256 * 1024 * 1024
     extra = torch.cuda.max_memory_allocated() - before - flush_bytes
     logits = p.q.shape[0] * p.q.shape[1] * GLOBAL["extent"] * 2
-    record.add("prefill", "T32768 64/8 global", "triton_attn", p, times, extra_bytes=extra, logits_bytes=logits)
+    record.add(
+        "prefill",
+        "T32768 64/8 global",
+        "triton_attn",
+        p,
+        times,
+        extra_bytes=extra,
+        logits_bytes=logits,
+    )
 
 
 GROUPS = (prefill, ragged, decode, verify, context, pages, memory)

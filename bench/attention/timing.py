@@ -13,12 +13,14 @@ def _quantiles_us(times_ms, calls=1):
 
 
 def time_stream(fn, *, repeats=20, warmup=3):
-    """(p20, p50, p80) us of one call, L2 flushed before each; a spin keeps the device busy while the host enqueues."""
+    """(p20, p50, p80) us of one call, L2 flushed before each; a spin keeps the device busy while
+    the host enqueues."""
     flush = torch.empty(256 * 1024 * 1024, dtype=torch.int8, device="cuda")
     for _ in range(warmup):
         fn()
     events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repeats)
     ]
     for start, stop in events:
         flush.zero_()

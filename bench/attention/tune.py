@@ -1,11 +1,15 @@
-"""Measure launch configurations on this GPU: `python -m bench.attention.tune OUT.jsonl [prefill] [decode] [i/n]`.
+"""Measure launch configurations on this GPU: `python -m bench.attention.tune OUT.jsonl [prefill]
+[decode] [i/n]`.
 
-With i/n it only compiles every n-th configuration, so that n processes fill the cache before the timed run.
+With i/n it only compiles every n-th configuration, so that n processes fill the cache before the
+timed run.
 
-A configuration that does not compile or launch is recorded with its message; the winners go into triton_attn/tuning.py
+A configuration that does not compile or launch is recorded with its message; the winners go into
+triton_attn/tuning.py
 by hand, with the file's name as their source.
 """
 
+# ruff: noqa: B023 (every lambda runs within the iteration that made it)
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +35,9 @@ SEEN: list[str] = []
 
 
 def _row(constexprs, options):
-    return TuningRow(arch="sm90", constexprs=constexprs, options=options, evidence="guess", source="under test")
+    return TuningRow(
+        arch="sm90", constexprs=constexprs, options=options, evidence="guess", source="under test"
+    )
 
 
 def prefill_configs():
@@ -45,7 +51,8 @@ def prefill_configs():
 
 
 def writer_configs():
-    """Of the kernel that writes the strided profile: (rows / 8, columns a program, columns a step, stages, warps)."""
+    """Of the kernel that writes the strided profile: (rows / 8, columns a program, columns a step,
+    stages, warps)."""
     for rows, columns, step, stages, warps in (
         (32, 512, 256, 2, 4), (32, 256, 256, 1, 4), (32, 1088, 64, 4, 4), (16, 256, 128, 2, 2),
     ):  # fmt: skip
@@ -60,7 +67,11 @@ def decode_configs(q_len):
             *itertools.product((32, 64), (256, 512), (4,), (3,)),
         ]
     elif q_len > 1:
-        tiles = [*itertools.product((64,), (256, 512), (4,), (3, 5)), (32, 512, 4, 5), (32, 256, 4, 5)]
+        tiles = [
+            *itertools.product((64,), (256, 512), (4,), (3, 5)),
+            (32, 512, 4, 5),
+            (32, 256, 4, 5),
+        ]
     else:
         tiles = [
             *itertools.product((64,), (128, 256, 512), (4,), (3, 5)),
@@ -88,8 +99,13 @@ def _measure(results, label, row, timer, fn):
 
 
 def tune_prefill(results):
-    for label, h, g, window, extent in (("local 8/2", 8, 2, 512, 512), ("global 8/1", 8, 1, 0, 1024)):
-        p = make_problem(q_lens=[8192], kv_lens=[8192], heads=h, kv_heads=g, window=window, extent=extent)
+    for label, h, g, window, extent in (
+        ("local 8/2", 8, 2, 512, 512),
+        ("global 8/1", 8, 1, 0, 1024),
+    ):
+        p = make_problem(
+            q_lens=[8192], kv_lens=[8192], heads=h, kv_heads=g, window=window, extent=extent
+        )
         out = torch.empty_like(p.q)
         for row in prefill_configs():
             for biased in (False, True):
@@ -104,7 +120,8 @@ def tune_prefill(results):
             _measure(
                 results, f"writer {label}", row, lambda f: time_stream(f, repeats=10, warmup=2),
                 lambda r=row: write_profile_rows(
-                    rows, p.bias, chunk=chunk, block_m=block_m, extent=extent, cu_seqlens_q=p.cu_seqlens_q, q_start=p.q_start,
+                    rows, p.bias, chunk=chunk, block_m=block_m, extent=extent,
+                    cu_seqlens_q=p.cu_seqlens_q, q_start=p.q_start,
                     row=r,
                 ),
             )  # fmt: skip
@@ -115,11 +132,17 @@ def tune_decode(results):
         (1, 8192, 1, 8, 1, 0, 1024), (32, 8192, 1, 8, 1, 0, 1024), (128, 8192, 1, 8, 1, 0, 1024),
         (8, 131072, 1, 8, 1, 0, 1024), (32, 8192, 1, 64, 8, 0, 1024),
         (1, 8192, 1, 8, 2, 512, 512), (32, 8192, 1, 8, 2, 512, 512), (128, 8192, 1, 8, 2, 512, 512),
-        (1, 8192, 4, 8, 1, 0, 1024), (32, 8192, 4, 8, 1, 0, 1024), (1, 8192, 9, 8, 1, 0, 1024), (32, 8192, 9, 8, 1, 0, 1024),
+        (1, 8192, 4, 8, 1, 0, 1024), (32, 8192, 4, 8, 1, 0, 1024), (1, 8192, 9, 8, 1, 0, 1024),
+        (32, 8192, 9, 8, 1, 0, 1024),
         (32, 8192, 4, 8, 2, 512, 512), (32, 8192, 9, 8, 2, 512, 512),
     ):  # fmt: skip
         p = make_problem(
-            q_lens=[q_len] * batch, kv_lens=[context] * batch, heads=h, kv_heads=g, window=window, extent=extent
+            q_lens=[q_len] * batch,
+            kv_lens=[context] * batch,
+            heads=h,
+            kv_heads=g,
+            window=window,
+            extent=extent,
         )
         out = torch.empty_like(p.q)
         work = DecodeWorkspace.allocate(
@@ -144,9 +167,15 @@ def main():
         if name in what:
             tune(results)
     for case in dict.fromkeys(r["case"] for r in results):
-        rows = sorted((r for r in results if r["case"] == case and "p50_us" in r), key=lambda r: r["p50_us"])
+        rows = sorted(
+            (r for r in results if r["case"] == case and "p50_us" in r), key=lambda r: r["p50_us"]
+        )
         for r in rows[:6]:
-            print(case, r["p50_us"], {k: v for k, v in r.items() if not k.endswith("_us") and k != "case"})
+            print(
+                case,
+                r["p50_us"],
+                {k: v for k, v in r.items() if not k.endswith("_us") and k != "case"},
+            )
         failed = [r for r in results if r["case"] == case and "message" in r]
         if failed:
             print(case, len(failed), "failed, e.g.", failed[0]["message"][:150])

@@ -1,4 +1,5 @@
-"""Targets of the attention tests: kernels run on gcn_emulator for both AMD architectures, or on a GPU."""
+"""Targets of the attention tests: kernels run on gcn_emulator for both AMD architectures, or on a
+GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from kernel_base.arch import arch_of_device
 
 
 class Target:
-    """Where a launcher runs: `device` for its tensors, `arch` to pass it, `active()` around the call."""
+    """Where a launcher runs: `device` for its tensors, `arch` to pass it, `active()` around the
+    call."""
 
     def __init__(self, name: str) -> None:
         self.device = torch.device("cuda" if name == "gpu" else "cpu")

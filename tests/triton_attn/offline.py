@@ -31,11 +31,16 @@ class _Utils:
         pass
 
     def get_device_properties(self, device: int) -> dict[str, Any]:
-        return {"max_shared_mem": 1 << 30, "warpSize": self.target.warp_size, "multiprocessor_count": 132}
+        return {
+            "max_shared_mem": 1 << 30,
+            "warpSize": self.target.warp_size,
+            "multiprocessor_count": 132,
+        }
 
 
 class CompileOnlyDriver:
-    """The part of Triton's driver interface that a launch touches; the launch itself does nothing."""
+    """The part of Triton's driver interface that a launch touches; the launch itself does
+    nothing."""
 
     def __init__(self, arch: str) -> None:
         self.target = GPUTarget("cuda", 0, 32) if arch is None else TARGETS[arch]
@@ -66,7 +71,8 @@ class CompileOnlyDriver:
 
 @contextlib.contextmanager
 def compile_only(arch: str) -> Iterator[CompileOnlyDriver]:
-    """Launches inside the block only compile; `.kernels` lists what was compiled (not what came from a cache)."""
+    """Launches inside the block only compile; `.kernels` lists what was compiled (not what came
+    from a cache)."""
     config = triton.runtime.driver
     previous, original = config._active, CompiledKernel.__init__
     driver = CompileOnlyDriver(arch)

@@ -40,12 +40,16 @@ class Problem:
             projection=move(self.bias.profile.projection), table=move(self.bias.profile.table)
         )
         bias = RelativeBias(r=move(self.bias.r), profile=profile, tau=move(self.bias.tau))
-        moved = {n: move(getattr(self, n)) for n in ("q", "k_pages", "v_pages", "cu_seqlens_q", "q_start")}
+        moved = {
+            n: move(getattr(self, n))
+            for n in ("q", "k_pages", "v_pages", "cu_seqlens_q", "q_start")
+        }
         return replace(self, **moved, paged={k: move(v) for k, v in self.paged.items()}, bias=bias)
 
 
 def make_problem(
-    q_lens, kv_lens, *, heads=2, kv_heads=1, head_dim=64, page_size=16, window=0, extent=40, d_rel=16,
+    q_lens, kv_lens, *, heads=2, kv_heads=1, head_dim=64, page_size=16, window=0, extent=40,
+    d_rel=16,
     dtype=torch.float16, tau=True, seed=0,
 ) -> Problem:  # fmt: skip
     """Random tensors; every page slot without a key, and every page no request owns, is NaN."""
@@ -103,11 +107,25 @@ def small_row(arch, constexprs, **more):
     """A row with tiny tiles for `arch`."""
     options = {"num_warps": 2, **({"matrix_instr_nonkdim": 16} if arch.startswith("gfx") else {})}
     return TuningRow(
-        arch=arch, constexprs={**constexprs, **more}, options=options, evidence="guess", source="test"
+        arch=arch,
+        constexprs={**constexprs, **more},
+        options=options,
+        evidence="guess",
+        source="test",
     )
 
 
-def run(target, problem: Problem, entry: str, *, mod="bias", out=None, lse=False, table_row=False, **kwargs):
+def run(
+    target,
+    problem: Problem,
+    entry: str,
+    *,
+    mod="bias",
+    out=None,
+    lse=False,
+    table_row=False,
+    **kwargs,
+):
     """Call `attention_<entry>` on the target; outputs start as NaN and come back to the CPU."""
     p = problem.to(target.device)
     mod = p.bias if mod == "bias" else mod
@@ -136,7 +154,8 @@ def reference(problem: Problem, mod="bias", dtype=torch.float64):
     """(out, lse) of the specification, on the CPU."""
     mod = problem.bias if mod == "bias" else mod
     return attention_reference(
-        problem.q, problem.k_pages, problem.v_pages, cu_seqlens_q=problem.cu_seqlens_q, score_mod=mod, dtype=dtype,
+        problem.q, problem.k_pages, problem.v_pages, cu_seqlens_q=problem.cu_seqlens_q,
+        score_mod=mod, dtype=dtype,
         **problem.paged,
     )  # fmt: skip
 

@@ -9,7 +9,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 PREFILL = {
     "global, prefixes, an empty request": ((33, 1, 0, 40), (90, 1, 7, 75), {}),
-    "window of the extent, GQA 2": ((50, 35), (130, 35), {"window": 40, "heads": 4, "kv_heads": 2, "dtype": BF16}),
+    "window of the extent, GQA 2": ((50, 35), (130, 35), {"window": 40, "heads": 4, "kv_heads": 2,
+    "dtype": BF16}),
     "extent shorter than the window": ((40,), (120,), {"window": 48, "extent": 24}),
 }  # fmt: skip
 MORE_PREFILL = {
@@ -42,7 +43,7 @@ def check(target, entry, case):
     q_lens, kv_lens, options = case
     problem = make_problem(q_lens, kv_lens, **options)
     out, lse = run(target, problem, entry, lse=True)
-    want, want_lse = reference(problem)
+    _, want_lse = reference(problem)
     live = torch.isfinite(want_lse).all(1)
     assert torch.isfinite(out).all()
     assert within_budget(problem, out)
@@ -91,7 +92,8 @@ def test_table_rows_at_inkling_shapes(target, entry):
     q_lens = {"prefill": (140, 1, 9), "decode": (1, 1, 1), "verify": (9, 4, 2)}[entry]
     for window, extent, kv_heads in ((0, 96, 1), (80, 80, 2)):
         problem = make_problem(
-            q_lens, (300, 70, 9), heads=8, kv_heads=kv_heads, head_dim=128, page_size=64, window=window,
+            q_lens, (300, 70, 9), heads=8, kv_heads=kv_heads, head_dim=128, page_size=64,
+            window=window,
             extent=extent, dtype=BF16,
         )  # fmt: skip
         assert within_budget(problem, run(target, problem, entry, table_row=True))

@@ -1,4 +1,5 @@
-"""Faults that users of other servers hit; each must stay impossible here, and each check must be able to fail."""
+"""Faults that users of other servers hit; each must stay impossible here, and each check must be
+able to fail."""
 
 import re
 
@@ -47,7 +48,9 @@ def test_bias_is_present_in_place_and_complete(gfx950, entry):
 def test_window_counts_the_current_key(gfx950, entry, window):
     """One key short (a server did that at decode) or long must be noticed."""
     q_lens = {"prefill": (20,), "decode": (1,), "verify": (2,)}[entry]
-    problem = make_problem(q_lens, (100,), window=window + 1, extent=64)  # holds the pages of every window here
+    problem = make_problem(
+        q_lens, (100,), window=window + 1, extent=64
+    )  # holds the pages of every window here
     exact = with_window(problem, window)
     out = run(gfx950, exact, entry)
     assert within_budget(exact, out)
@@ -60,7 +63,8 @@ def with_window(problem, window):
 
 
 def test_partial_tiles_read_and_write_only_their_rows(gfx950):
-    """Batch of nine requests whose last tiles are partial; q ends exactly at its storage's end. The emulator
+    """Batch of nine requests whose last tiles are partial; q ends exactly at its storage's end.
+    The emulator
     raises on any access outside a tensor; rows of no request keep what `out` held."""
     q_lens = (1, 31, 32, 33, 5, 2, 9, 17, 3)
     problem = make_problem(q_lens, tuple(n + 3 for n in q_lens), heads=1)
@@ -77,13 +81,15 @@ def test_total_of_a_multiple_of_128(gfx950, q_lens):
 
 
 def test_local_decode_touches_only_its_window(gfx950):
-    """Time flat in context: the same loads at 200 and at 20000 keys; pages below the window do not even exist."""
+    """Time flat in context: the same loads at 200 and at 20000 keys; pages below the window do not
+    even exist."""
     loads = {}
     for context in (200, 20000):
         problem = make_problem((1,), (context,), window=40)
         with gfx950.active(counters=True) as driver:
             out = attention_decode(
-                problem.q, problem.k_pages, problem.v_pages, score_mod=problem.bias, max_kv_len=32768, arch="gfx950",
+                problem.q, problem.k_pages, problem.v_pages, score_mod=problem.bias,
+                max_kv_len=32768, arch="gfx950",
                 row=small_row("gfx950", DECODE_OPTIONS), **problem.paged,
             )  # fmt: skip
         assert within_budget(problem, out)
@@ -98,7 +104,9 @@ def test_no_32_bit_offsets(gfx950):
     assert int(problem.paged["page_table"].max()) * stride >= 2**31
     pages = []
     for dense in (problem.k_pages, problem.v_pages):
-        pool = torch.empty(len(dense) * stride, dtype=dense.dtype)  # virtual memory: few pages are touched
+        pool = torch.empty(
+            len(dense) * stride, dtype=dense.dtype
+        )  # virtual memory: few pages are touched
         view = pool.as_strided(dense.shape, (stride, 64, 64, 1))
         view.copy_(dense)
         pages.append(view)
@@ -107,7 +115,9 @@ def test_no_32_bit_offsets(gfx950):
         assert within_budget(moved, run(gfx950, moved, entry))
 
 
-@pytest.mark.parametrize("tokens,heads,extent", [(32768, 64, 1024), (1 << 20, 64, 1024), (8192, 8, 512)])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "extent"), [(32768, 64, 1024), (1 << 20, 64, 1024), (8192, 8, 512)]
+)
 def test_profile_buffer_is_bounded(tokens, heads, extent):
     blocks = tokens // 128 + 1
     chunks = plan_chunks(blocks, heads, 128, extent, 2)
@@ -120,7 +130,8 @@ def test_profile_buffer_is_bounded(tokens, heads, extent):
 
 
 def test_chunked_prefill_is_the_same_prefill(gfx950, monkeypatch):
-    """A buffer too small for one head: chunks over heads and blocks, bit for bit the same result."""
+    """A buffer too small for one head: chunks over heads and blocks, bit for bit the same
+    result."""
     problem = make_problem((70, 33), (90, 133))
     whole = run(gfx950, problem, "prefill")
     import triton_attn.prefill as module
@@ -142,7 +153,13 @@ def test_results_do_not_depend_on_batch_mates_or_bounds(gfx950):
     paged = {k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in both.paged.items()}
     bias = RelativeBias(r=both.bias.r[:1], profile=both.bias.profile, tau=both.bias.tau[:1])
     alone = both.__class__(
-        **{**vars(both), "q": both.q[:1], "paged": paged, "bias": bias, "cu_seqlens_q": both.cu_seqlens_q[:2]}
+        **{
+            **vars(both),
+            "q": both.q[:1],
+            "paged": paged,
+            "bias": bias,
+            "cu_seqlens_q": both.cu_seqlens_q[:2],
+        }
     )
     for bound in (130, 4096, 1 << 20):
         assert torch.equal(run(gfx950, alone, "decode", max_kv_len=bound), out[:1])
@@ -156,18 +173,29 @@ def test_strided_queries_and_features(gfx950):
     packed[:, 16:144] = problem.q.reshape(T, -1)
     packed[:, 300:332] = problem.bias.r.reshape(T, -1)
     q = packed[:, 16:144].view(T, 2, 64)
-    bias = RelativeBias(r=packed[:, 300:332].view(T, 2, 16), profile=problem.bias.profile, tau=problem.bias.tau)
+    bias = RelativeBias(
+        r=packed[:, 300:332].view(T, 2, 16), profile=problem.bias.profile, tau=problem.bias.tau
+    )
     moved = problem.__class__(**{**vars(problem), "q": q, "bias": bias})
-    assert within_budget(problem, run(gfx950, moved, "prefill", out=torch.empty(T, 2, 64, dtype=q.dtype)))
+    assert within_budget(
+        problem, run(gfx950, moved, "prefill", out=torch.empty(T, 2, 64, dtype=q.dtype))
+    )
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_every_wave_drains_its_stores_before_the_ticket(arch):
-    """An AMD barrier does not wait for global stores; the drain must sit between the partial results and the ticket."""
+    """An AMD barrier does not wait for global stores; the drain must sit between the partial
+    results and the ticket."""
     p = make_problem((1, 1), (130, 90), heads=4)
     with compile_only(arch) as driver:
         attention_decode(
-            p.q, p.k_pages, p.v_pages, max_kv_len=4096, arch=arch, row=small_row(arch, DECODE_OPTIONS, SPLIT=64), **p.paged
+            p.q,
+            p.k_pages,
+            p.v_pages,
+            max_kv_len=4096,
+            arch=arch,
+            row=small_row(arch, DECODE_OPTIONS, SPLIT=64),
+            **p.paged,
         )
     asm = driver.kernels[-1].asm["amdgcn"]
     drain = re.search(r";;#ASMSTART\s+s_waitcnt vmcnt\(0\)", asm)
@@ -189,7 +217,8 @@ def test_errors_name_the_argument(change, message):
     p = make_problem((4,), (20,))
     with pytest.raises(ValueError, match=message):
         attention_prefill(
-            p.q, p.k_pages, p.v_pages, cu_seqlens_q=p.cu_seqlens_q, q_start=p.q_start, arch="gfx950",
+            p.q, p.k_pages, p.v_pages, cu_seqlens_q=p.cu_seqlens_q, q_start=p.q_start,
+            arch="gfx950",
             **{**p.paged, **change},
         )  # fmt: skip
 

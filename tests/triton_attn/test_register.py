@@ -29,7 +29,8 @@ def check(entry, row):
             assert error <= 2 * eager + torch.finfo(outcome.out.dtype).eps, case.name
         for record in driver.records:
             static = record.static
-            assert static.vgpr_spills == 0 and static.scratch == 0, record.name
+            assert static.vgpr_spills == 0, record.name
+            assert static.scratch == 0, record.name
             assert static.lds <= arch_named(row.arch).lds_bytes, record.name
             if "merge" not in record.name:
                 assert any(name.startswith("v_mfma") for name in static.instructions), record.name
@@ -37,7 +38,9 @@ def check(entry, row):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("entry", "row"), ROWS, ids=[f"{e.name.split('.')[1]}-{r.arch}-{i}" for i, (e, r) in enumerate(ROWS)]
+    ("entry", "row"),
+    ROWS,
+    ids=[f"{e.name.split('.')[1]}-{r.arch}-{i}" for i, (e, r) in enumerate(ROWS)],
 )
 def test_row(entry, row):
     check(entry, row)

@@ -11,7 +11,8 @@ from triton_attn import ScoreMod, alibi, softcap
 
 @triton.jit
 def _block_sparse(score, q_pos, k_pos, q_token, head, aux):
-    """Hide keys whose 16-key block the query's segment may not see: aux[0] [T, blocks] int32 flags."""
+    """Hide keys whose 16-key block the query's segment may not see: aux[0] [T, blocks] int32
+    flags."""
     blocks: tl.constexpr = 16
     flag = tl.load(aux[0] + q_token * blocks + k_pos // 16, mask=k_pos // 16 < blocks, other=0)
     return tl.where(flag != 0, score, float("-inf"))
@@ -40,7 +41,10 @@ def mods():
         "alibi": alibi(torch.tensor([0.25, 0.0625])),
         "softcap": softcap(torch.tensor([0.1])),
         "bounded extent": ScoreMod(
-            fn=_near_bonus, reference=_near_bonus_reference, aux=(torch.tensor([1.0, -0.5]),), extent=24
+            fn=_near_bonus,
+            reference=_near_bonus_reference,
+            aux=(torch.tensor([1.0, -0.5]),),
+            extent=24,
         ),
         "masking": ScoreMod(
             fn=_block_sparse, reference=_block_sparse_reference, aux=(flags.int(),), may_mask=True
@@ -52,7 +56,8 @@ def on(mod, device):
     if mod is None:
         return None
     return ScoreMod(
-        fn=mod.fn, reference=mod.reference, aux=tuple(x.to(device) for x in mod.aux), extent=mod.extent,
+        fn=mod.fn, reference=mod.reference, aux=tuple(x.to(device) for x in mod.aux),
+        extent=mod.extent,
         may_mask=mod.may_mask,
     )  # fmt: skip
 
