@@ -116,7 +116,8 @@ def _amd_decode(arch, options):
     return (
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 256, 1, options),
         _decode(arch, {"bits": 32}, 16, 256, 1, many),
-        _decode(arch, {"head_dim": (129, None)}, 32, 256, 2, options),
+        _decode(arch, {"head_dim": (129, None), "rows": (None, 32)}, 32, 256, 2, options),
+        _decode(arch, {"head_dim": (129, None)}, 16, 256, 1, many),
         _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 128, 2, options),
         _decode(arch, {"window": (1, None)}, 32, 128, 2, many),
         _decode(arch, {"rows": (None, 32)}, 64, 512, 2, options),

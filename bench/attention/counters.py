@@ -1,7 +1,7 @@
-"""Emulated counters of one prefill block row: the strided bias against a gather of materialised rel logits.
+"""Emulated counters of a small prefill: the strided bias against a gather of materialised logits.
 
-`python -m bench.attention.counters OUT.jsonl COMMIT`. Instructions and bytes that the gfx942/gfx950 code executes on
-gcn_emulator; nothing here is a time.
+`python -m bench.attention.counters OUT.jsonl COMMIT`. Instructions that the gfx942/gfx950 code
+executes on gcn_emulator; nothing here is a time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from gcn_emulator.triton_driver import emulate
-from triton_attn import ScoreMod, attention_prefill
 from kernel_base.tuning import TuningRow
+from triton_attn import ScoreMod, attention_prefill
 from triton_attn.cases import PagedCase, make_case
 
 
@@ -36,7 +36,8 @@ ROW = {"VARIANT": "triton", "BLOCK_M": 64, "BLOCK_N": 32, "STAGES": 1}
 
 def _problem() -> PagedCase:
     return make_case(
-        (256,), (512,), heads=2, kv_heads=1, head_dim=128, window=0, extent=128, dtype=torch.bfloat16,
+        (256,), (512,), heads=2, kv_heads=1, head_dim=128, window=0, extent=128,
+        dtype=torch.bfloat16,
         device=torch.device("cpu"), page_size=64,
     )  # fmt: skip
 
@@ -53,7 +54,8 @@ def count(arch: str, variant: str, case: PagedCase) -> dict:
     )  # fmt: skip
     with emulate(arch, counters=True) as driver:
         attention_prefill(
-            case.q, case.k_pages, case.v_pages, cu_seqlens_q=case.cu_seqlens_q, q_start=case.q_start,
+            case.q, case.k_pages, case.v_pages, cu_seqlens_q=case.cu_seqlens_q,
+            q_start=case.q_start,
             score_mod=mod, arch=arch, row=row, **case.paged,
         )  # fmt: skip
     total: dict[str, int] = {

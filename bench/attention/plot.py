@@ -1,6 +1,9 @@
-"""Tables and plots of docs/attention.md from the result rows: `python -m bench.attention.plot ROWS.jsonl FOLDER`.
+"""Tables and plots of docs/attention.md from the result rows.
 
-FA4 and vLLM are recorded figures of the same kind of GPU, not measured in the same process; they are hatched.
+`python -m bench.attention.plot ROWS.jsonl FOLDER`.
+
+FA4 and vLLM are recorded figures of the same kind of GPU, not measured in the same process; they
+are hatched.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def read(path: str) -> list[dict]:
 
 
 def by_case(rows: list[dict], op: str) -> dict[str, dict[str, float]]:
-    """case -> implementation -> median us, plus the floor; a case measured twice keeps its first row."""
+    """case -> implementation -> median us, and the floor; of a case measured twice the first
+    row."""
     cases: dict[str, dict[str, float]] = {}
     for row in rows:
         if row["op"] == op:

@@ -92,7 +92,7 @@ def test_table_rows_at_inkling_shapes(target, entry):
     q_lens = {"prefill": (140, 1, 9), "decode": (1, 1, 1), "verify": (9, 4, 2)}[entry]
     for window, extent, kv_heads in ((0, 96, 1), (80, 80, 2)):
         problem = make_problem(
-            q_lens, (300, 70, 9), heads=8, kv_heads=kv_heads, head_dim=128, page_size=64,
+            q_lens, (300, 70, 9), heads=8, kv_heads=kv_heads, head_dim=128, page_size=128,
             window=window,
             extent=extent, dtype=BF16,
         )  # fmt: skip

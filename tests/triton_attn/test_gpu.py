@@ -1,0 +1,61 @@
+"""What only a GPU shows: graph capture with lengths that change between replays."""
+
+import pytest
+import torch
+
+from tests.triton_attn.problems import make_problem, within_budget
+from triton_attn import DecodeWorkspace, attention_decode, attention_prefill
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+def test_a_captured_decode_follows_the_lengths_on_the_device():
+    short = make_problem((1, 1), (130, 57), head_dim=128, page_size=64, dtype=torch.bfloat16)
+    problem = short.to("cuda")
+    out = torch.full_like(problem.q, float("nan"))
+    work = DecodeWorkspace.allocate(
+        problem.q.device, max_requests=2, num_kv_heads=1, max_rows=2, head_dim=128
+    )
+
+    def call():
+        attention_decode(
+            problem.q, problem.k_pages, problem.v_pages, score_mod=problem.bias, out=out,
+            workspace=work, max_kv_len=4096, **problem.paged,
+        )  # fmt: skip
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for lengths in ((130, 57), (64, 1), (129, 50)):
+        kv_len = torch.tensor(lengths, dtype=torch.int32)
+        problem.paged["kv_len"].copy_(kv_len)
+        out.fill_(float("nan"))
+        graph.replay()
+        now = short.__class__(**{**vars(short), "paged": {**short.paged, "kv_len": kv_len}})
+        assert within_budget(now, out.cpu())
+
+
+def test_a_captured_prefill_equals_an_eager_one():
+    problem = make_problem(
+        (300, 1, 77), (500, 9, 77), heads=4, head_dim=128, page_size=64, dtype=torch.bfloat16
+    ).to("cuda")
+    out = torch.full_like(problem.q, float("nan"))
+
+    def call():
+        attention_prefill(
+            problem.q, problem.k_pages, problem.v_pages, cu_seqlens_q=problem.cu_seqlens_q,
+            q_start=problem.q_start, score_mod=problem.bias, out=out, **problem.paged,
+        )  # fmt: skip
+
+    call()
+    eager = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, eager)
