@@ -93,3 +93,16 @@ def test_experts_against_a_loop(tokens, top_k, shared):
         wrong = {**arguments, "w2": w2[[1, 0, *range(2, X)]]}
         moved = experts(x, torch.zeros_like(ids), weights, **arguments)
         assert not torch.allclose(moved, experts(x, torch.zeros_like(ids), weights, **wrong))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 64, 100])
+def test_an_expert_nobody_chose_has_no_influence(tokens):
+    """0 * inf is NaN: in fp16 an expert that was not chosen may overflow with finite weights."""
+    X, K, S, I, H = 4, 2, 1, 8, 16
+    w13, w2 = torch.randn(X, 2 * I, H), torch.randn(X, H, I)
+    shared = {"shared_w13": torch.randn(S, 2 * I, H), "shared_w2": torch.randn(S, H, I)}
+    x, ids = torch.randn(tokens, H), torch.tensor([[0, 1]] * tokens, dtype=torch.int32)
+    weights = torch.rand(tokens, K + S)
+    wanted = experts(x, ids, weights, w13=w13, w2=w2, **shared)
+    w2[3] = float("inf")
+    torch.testing.assert_close(experts(x, ids, weights, w13=w13, w2=w2, **shared), wanted)
