@@ -21,7 +21,8 @@ class PagedCase:
     cu_seqlens_q: torch.Tensor
     q_start: torch.Tensor
     paged: dict
-    bias: RelativeBias | None
+    bias: RelativeBias
+    biased: bool
     max_q_len: int
 
 
@@ -93,6 +94,12 @@ def make_case(
             "softmax_scale": 1 / head_dim,
             "window": window,
         },
-        bias=bias if biased else None,
+        bias=bias,
+        biased=biased,
         max_q_len=max(q_lens),
     )
+
+
+def score_mod_of(case: PagedCase) -> RelativeBias | None:
+    """The bias, if the case uses it."""
+    return case.bias if case.biased else None

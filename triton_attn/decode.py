@@ -654,7 +654,7 @@ def _launch(
         raise ValueError(f"{name}: q has {T} rows for {B} requests; wanted one row a request")
     lse = torch.empty(T, h, dtype=torch.float32, device=q.device) if return_lse else None
     if T == 0 or B == 0:
-        return (out, lse) if return_lse else out
+        return out if lse is None else (out, lse)
     mod, extent = mod_facts(score_mod, window)
     if mod == MOD_RELATIVE:
         extent = score_mod.extent
@@ -747,4 +747,4 @@ def _launch(
             MERGE_ROWS=merge_rows,
             num_warps=4,
         )  # fmt: skip
-    return (out, lse) if return_lse else out
+    return out if lse is None else (out, lse)

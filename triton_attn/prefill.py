@@ -274,7 +274,7 @@ def attention_prefill(
         )
     lse = torch.empty(T, h, dtype=torch.float32, device=q.device) if return_lse else None
     if T == 0 or B == 0:
-        return (out, lse) if return_lse else out
+        return out if lse is None else (out, lse)
 
     mod, extent = mod_facts(score_mod, window)
     row = row or PREFILL.select(
@@ -287,14 +287,14 @@ def attention_prefill(
     )
     tiles = dict(row.constexprs)
     variant = tiles.pop("VARIANT")
-    block_m = tiles["BLOCK_M"]
+    block_m = int(tiles["BLOCK_M"])
     num_blocks = T // block_m + B
     chunks, rows = [Chunk(head0=0, heads=h, first_block=0, blocks=num_blocks)], q
     if mod == MOD_RELATIVE:
         chunks = plan_chunks(num_blocks, h, block_m, extent, q.element_size())
         rows = allocate_rows(chunks, block_m, extent, q)
     for chunk in chunks:
-        if mod == MOD_RELATIVE:
+        if isinstance(score_mod, RelativeBias):
             write_profile_rows(
                 rows, score_mod, chunk=chunk, block_m=block_m, extent=extent,
                 cu_seqlens_q=cu_seqlens_q, q_start=q_start,
@@ -346,7 +346,7 @@ def attention_prefill(
             XCDS=arch.xcds,
             **constants,
         )  # fmt: skip
-    return (out, lse) if return_lse else out
+    return out if lse is None else (out, lse)
 
 
 def mod_facts(score_mod, window: int) -> tuple[int, int]:

@@ -174,7 +174,7 @@ def write_profile_rows(
     """
     T = bias.r.shape[0]
     table = bias.profile.table
-    groups = T // (8 * row.constexprs["ROWS"]) + q_start.shape[0]
+    groups = T // (8 * int(row.constexprs["ROWS"])) + q_start.shape[0]
     column_blocks = triton.cdiv(extent + SHIFTS, row.constexprs["COLUMNS"])
     _profile_rows_kernel[(8 * column_blocks, groups, chunk.heads)](
         rows, bias.r, table, bias.tau, cu_seqlens_q, q_start, q_start.shape[0], chunk.head0,

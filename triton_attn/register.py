@@ -9,7 +9,7 @@ import torch
 
 from kernel_base.register import Case, KernelEntry, Outcome, register
 from kernel_base.tuning import TuningRow
-from triton_attn.cases import PagedCase, fact, make_case
+from triton_attn.cases import PagedCase, fact, make_case, score_mod_of
 from triton_attn.decode import attention_decode, attention_verify
 from triton_attn.prefill import MOD_RELATIVE, attention_prefill
 from triton_attn.profile import (
@@ -20,21 +20,21 @@ from triton_attn.profile import (
     write_profile_rows,
 )
 from triton_attn.reference import attention_reference
+from triton_attn.score_mod import RelativeBias, RelativeProfile
 from triton_attn.tuning import DECODE, PREFILL, PROFILE_WRITER
 
 
-def _outcomes(case: PagedCase, out: torch.Tensor) -> list[Outcome]:
+def _outcomes(case: PagedCase, out) -> list[Outcome]:
     """`out` beside the reference and eager torch, both computed on the CPU."""
 
     def cpu(x):
         return x.cpu() if isinstance(x, torch.Tensor) else x
 
-    bias = case.bias
-    if bias is not None:
-        profile = type(bias.profile)(
-            projection=bias.profile.projection.cpu(), table=bias.profile.table
-        )
-        bias = type(bias)(r=bias.r.cpu(), profile=profile, tau=bias.tau.cpu())
+    profile = RelativeProfile(
+        projection=case.bias.profile.projection.cpu(), table=case.bias.profile.table
+    )
+    moved = RelativeBias(r=case.bias.r.cpu(), profile=profile, tau=cpu(case.bias.tau))
+    bias = moved if case.biased else None
     tensors = (case.q.cpu(), case.k_pages.cpu(), case.v_pages.cpu())
     paged = {name: cpu(value) for name, value in case.paged.items()}
     want, eager = (
@@ -63,7 +63,7 @@ def _prefill_cases(arch: str, row: TuningRow) -> Iterator[Case]:
             )  # fmt: skip
             out = attention_prefill(
                 case.q, case.k_pages, case.v_pages, cu_seqlens_q=case.cu_seqlens_q,
-                q_start=case.q_start, score_mod=case.bias, out=torch.full_like(case.q,
+                q_start=case.q_start, score_mod=score_mod_of(case), out=torch.full_like(case.q,
                 float("nan")),
                 arch=arch, row=row, **case.paged,
             )  # fmt: skip
@@ -84,7 +84,8 @@ def _decode_cases(arch: str, row: TuningRow) -> Iterator[Case]:
             window=window, extent=48, dtype=_dtype(row), device=device,
         )  # fmt: skip
         shared = {
-            "score_mod": case.bias, "out": torch.full_like(case.q, float("nan")), "arch": arch,
+            "score_mod": score_mod_of(case), "out": torch.full_like(case.q, float("nan")),
+            "arch": arch,
             "row": row, "max_kv_len": 2 * split + 21, **case.paged,
         }  # fmt: skip
         tensors = (case.q, case.k_pages, case.v_pages)
@@ -130,6 +131,7 @@ def _writer_cases(arch: str, row: TuningRow) -> Iterator[Case]:
 def _profile(case: PagedCase, dtype: torch.dtype) -> torch.Tensor:
     """log2(e) * tau * r . P, [T, h, E]: what the writer stores."""
     bias = case.bias
+    assert bias.tau is not None
     rel = bias.r.cpu().to(dtype) @ bias.profile.projection.cpu().to(dtype)
     return (rel * (bias.tau.cpu().to(rel.dtype) * 1.4426950408889634)[:, None, None]).to(dtype)
 
