@@ -150,7 +150,7 @@ _entry(
 )
 _entry(
     "attention_decode",
-    ("triton_attn.decode:_decode_kernel", "triton_attn.decode:_merge_kernel"),
+    ("triton_attn.decode_kernels:_decode_kernel", "triton_attn.decode_kernels:_merge_kernel"),
     DECODE,
     _decode_cases,
 )
