@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from kernel_base.arch import ARCHS
 from moe_aiter import dense_mlp, experts, gate
-from tests.moe_aiter.offline import TARGETS, compile_only, facts
+from tests.support.offline import TARGETS, compile_only, facts
 
 # name: hidden, experts of a rank, their width, shared width
 SHAPES = {

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from tests.triton_attn.offline import compile_only
+from tests.support.offline import compile_only
 from tests.triton_attn.problems import (
     DECODE_OPTIONS,
     make_problem,
@@ -187,7 +187,7 @@ def test_every_wave_drains_its_stores_before_the_ticket(arch):
     """An AMD barrier does not wait for global stores; the drain must sit between the partial
     results and the ticket."""
     p = make_problem((1, 1), (130, 90), heads=4)
-    with compile_only(arch) as driver:
+    with compile_only(arch) as kernels:
         attention_decode(
             p.q,
             p.k_pages,
@@ -197,7 +197,7 @@ def test_every_wave_drains_its_stores_before_the_ticket(arch):
             row=small_row(arch, DECODE_OPTIONS, SPLIT=64),
             **p.paged,
         )
-    asm = driver.kernels[-1].asm["amdgcn"]
+    asm = kernels[-1].asm["amdgcn"]
     drain = re.search(r";;#ASMSTART\s+s_waitcnt vmcnt\(0\)", asm)
     assert drain, "no drain"
     before, after = asm[: drain.start()], asm[drain.end() :]
