@@ -23,13 +23,13 @@ import triton
 from bench.attention.gate import run_decode, run_prefill
 from bench.attention.problems import make_problem
 from bench.attention.timing import time_graph, time_stream
+from bench.rows import provenance
 from kernel_base.tuning import TuningRow
 from triton_attn import DecodeWorkspace
 from triton_attn.profile import allocate_rows, plan_chunks, write_profile_rows
 
 FAILURES = (RuntimeError, ValueError, triton.runtime.errors.OutOfResources, triton.CompilationError)
-
-
+PROVENANCE = provenance()
 SHARD: tuple[int, int] | None = None
 SEEN: list[str] = []
 
@@ -88,7 +88,16 @@ def _measure(results, label, row, timer, fn):
             with contextlib.suppress(*FAILURES):
                 fn()
         return
-    record = {"case": label, **row.constexprs, **row.options}
+    record = {
+        "op": "attention_tuning",
+        "case": label,
+        "device": torch.cuda.get_device_name(),
+        "arch": row.arch,
+        "evidence": "measured",
+        **PROVENANCE,
+        **row.constexprs,
+        **row.options,
+    }
     try:
         record["p20_us"], record["p50_us"], record["p80_us"] = timer(fn)
     except FAILURES as problem:
@@ -172,9 +181,7 @@ def main():
         )
         for r in rows[:6]:
             print(
-                case,
-                r["p50_us"],
-                {k: v for k, v in r.items() if not k.endswith("_us") and k != "case"},
+                case, r["p50_us"], {k: v for k, v in r.items() if k.isupper() or k == "num_warps"}
             )
         failed = [r for r in results if r["case"] == case and "message" in r]
         if failed:
