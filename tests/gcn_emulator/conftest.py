@@ -12,10 +12,15 @@ sys.path.insert(
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 UNIT_TESTS = {
-    f"test_{stem}.py"
-    for stem in (
-        "scalar vector_integer vector_float vector_encodings vector_packed mfma lds memory fp8"
-    ).split()
+    "test_fp8.py",
+    "test_lds.py",
+    "test_memory.py",
+    "test_mfma.py",
+    "test_scalar.py",
+    "test_vector_encodings.py",
+    "test_vector_float.py",
+    "test_vector_integer.py",
+    "test_vector_packed.py",
 }
 COVERAGE = "test_coverage.py"
 
