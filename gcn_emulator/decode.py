@@ -13,8 +13,8 @@ from gcn_emulator.global_instructions import (
 )
 from gcn_emulator.lds_instructions import decode_lds
 from gcn_emulator.mfma import decode_mfma
-from gcn_emulator.operands import VCC
-from gcn_emulator.parser import Instruction
+from gcn_emulator.operands import VCC, parse_operand
+from gcn_emulator.parser import INSTRUCTION_BYTES, Instruction
 from gcn_emulator.scalar_alu import decode_scalar
 from gcn_emulator.scalars import LaneMask, Scalar, map_waves
 from gcn_emulator.vector_alu import decode_vector
@@ -94,8 +94,30 @@ def _decode_setreg(inst: Instruction) -> Action:
     return set_overflow_mode
 
 
-def decode(inst: Instruction, labels: dict[str, int], arch: str) -> Action:
-    """Turn one instruction into a closure over the batch of waves that executes it."""
+def _decode_jump(inst: Instruction, pc: int, end: int) -> Action:
+    """s_getpc_b64 and s_setpc_b64: an instruction's address is four times its number."""
+    index = parse_operand(inst.operands[0]).index
+    if inst.mnemonic == "s_getpc_b64":
+        following = INSTRUCTION_BYTES * (pc + 1)
+        return lambda w: w.write_sgpr64(index, following)
+
+    def jump(w: Wave) -> int:
+        address = w.read_sgpr64(index)
+        if type(address) is not int:
+            raise EmuError("waves jump to different addresses")
+        target, rest = divmod(address, INSTRUCTION_BYTES)
+        if rest or target > end:
+            raise EmuError(f"jumps to {address:#x}, which is no instruction")
+        return target
+
+    return jump
+
+
+def decode(inst: Instruction, labels: dict[str, int], arch: str, pc: int, end: int) -> Action:
+    """Turn one instruction into a closure over the batch of waves that executes it.
+
+    `pc` is its number and `end` the number of the last instruction.
+    """
     label = f"line {inst.line}: {inst}"
     name = inst.mnemonic
     if name in _NO_EFFECT:
@@ -111,6 +133,8 @@ def decode(inst: Instruction, labels: dict[str, int], arch: str) -> Action:
         return lambda w: BARRIER
     if name.startswith(("s_branch", "s_cbranch")):
         return _decode_branch(inst, labels)
+    if name in ("s_getpc_b64", "s_setpc_b64"):
+        return _decode_jump(inst, pc, end)
     if name.startswith("s_setreg"):
         return _decode_setreg(inst)
     if name.startswith(("s_load_dword", "s_buffer_load_dword")):

@@ -19,12 +19,11 @@ from gcn_emulator.memory import GlobalMemory
 from gcn_emulator.operands import AGPR_BASE
 from gcn_emulator.parser import Instruction
 from gcn_emulator.pending import MemoryOp
-from gcn_emulator.registers import register_names, tainted_results
+from gcn_emulator.undefined import check_registers
 from gcn_emulator.wave import BARRIER, END, Action, Split, Wave
 from gcn_emulator.workgroup import PAUSED, run_workgroup
 
 _VECTOR = re.compile(r"\b([va])\[?(?:\d+:)?(\d+)")
-_TO_SCALAR = re.compile(r"v_read(first)?lane")
 MAX_BRANCHES = 2_000_000  # taken branches of one batch of waves: about five minutes of emulation
 
 
@@ -147,7 +146,7 @@ class Kernel:
 
     def _decode_at(self, pc: int) -> Action:
         inst = self.program.instructions[pc]
-        action = decode(inst, self.program.labels, self.arch)
+        action = decode(inst, self.program.labels, self.arch, pc, len(self.actions) - 1)
         if isinstance(action, MemoryOp):  # its results are undefined until it completes
             action.label, action.writes = f"line {inst.line}: {inst}", ~self.kept[pc]
             self.kept[pc] = -1
@@ -161,15 +160,16 @@ class Kernel:
 
         Raises: Split: its waves disagree about a branch; `w.pc` is the branch.
         """
-        actions, touched, kept, hits = self.actions, self.touched, self.kept, w.launch.hits
-        meeting = self.meeting_points
+        actions, hits, meeting = self.actions, w.launch.hits, self.meeting_points
+        reads, touched, kept = self.reads, self.touched, self.kept
         pc, n, branches = w.pc, w.n, MAX_BRANCHES
         try:
             while True:
                 action = actions[pc] or self._decode_at(pc)
                 hits[pc] += n
                 if w.undefined & touched[pc]:
-                    tainted = self._check_registers(w, pc)
+                    inst, written = self.program.instructions[pc], touched[pc] & ~kept[pc]
+                    tainted = check_registers(w, inst, action, reads[pc], touched[pc], written)
                     following = action(w)
                     w.undefined = (w.undefined & kept[pc]) | tainted
                 else:
@@ -202,33 +202,6 @@ class Kernel:
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
             message = f"{type(error).__name__}: {error}"
             raise EmuError(self.located(pc, message)) from error
-
-    def _check_registers(self, w: Wave, pc: int) -> int:
-        """The slow path of the check for undefined registers; -> registers that stay undefined.
-
-        A vector instruction passes undefinedness on to its result (compilers read half-built
-        registers whose undefined part no result depends on); everything else must not see it.
-
-        Raises: EmuError: an undefined register would become an address, stored data, a scalar or a
-            branch, or the instruction touches a register whose load nothing has waited for.
-        """
-        reads, inst = self.reads[pc], self.program.instructions[pc]
-        is_memory = isinstance(self.actions[pc], MemoryOp)
-        for op in {id(p.op): p.op for p in w.queue or []}.values():
-            read = op.writes & reads
-            # loads of the same kind return in order, so one may replace another's result
-            written = 0 if is_memory else op.writes & self.touched[pc] & ~reads
-            if (read | written) & w.undefined:
-                what = "reads" if read else "overwrites"
-                raise EmuError(
-                    f"{what} {register_names(read or written)} without waiting for {op.label}"
-                )
-        unwritten = w.undefined & reads
-        if not unwritten:
-            return 0
-        if is_memory or not inst.mnemonic.startswith("v_") or _TO_SCALAR.match(inst.mnemonic):
-            raise EmuError(f"reads {register_names(unwritten)}, which holds no defined value")
-        return tainted_results(inst, unwritten, self.touched[pc] & ~self.kept[pc])
 
     def located(self, pc: int, message: str) -> str:
         """A message with the kernel, line and instruction it is about."""

@@ -84,6 +84,20 @@ def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
     return operands, modifiers
 
 
+# Addresses of instructions are made up: the assembly does not say how long their encodings are.
+INSTRUCTION_BYTES = 4
+_LABEL_DISTANCE = re.compile(r"\(([.\w$]+)-([.\w$]+)\)(&4294967295|>>32)")
+
+
+def _label_distance(operand: str, labels: dict[str, int]) -> str:
+    """'(.LBB0_4-.Lpost_getpc1)&4294967295' of a long branch -> a number; others unchanged."""
+    match = _LABEL_DISTANCE.fullmatch(operand)
+    if not match or match[1] not in labels or match[2] not in labels:
+        return operand
+    distance = INSTRUCTION_BYTES * (labels[match[1]] - labels[match[2]])
+    return str((distance if match[3][0] == "&" else distance >> 32) & 0xFFFFFFFF)
+
+
 _LOCATION = re.compile(r"\s*(\S+\.py:[1-9]\d*)")  # "kernel.py:17:4" of a .loc directive's comment
 
 
@@ -123,6 +137,9 @@ def parse_program(asm: str) -> Program:
             raise EmuError(f"line {number}: cannot parse {raw.strip()!r}")
         operands, modifiers = split_operands(match[2])
         instructions.append(Instruction(match[1], operands, modifiers, match[2], number, source))
+    for inst in instructions:
+        if inst.mnemonic in ("s_add_u32", "s_addc_u32"):
+            inst.operands = [_label_distance(o, labels) for o in inst.operands]
     descriptor = {k: int(v) for k, v in re.findall(r"\.amdhsa_(\w+) (\d+)\s", asm)}
     args, metadata = _parse_metadata(asm) if "amdhsa.kernels:" in asm else ([], {})
     name = re.search(r"\.amdhsa_kernel (\S+)", asm)

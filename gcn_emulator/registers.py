@@ -18,7 +18,7 @@ _NO_REGISTERS = (
 )  # fmt: skip
 _READS_SCC = re.compile(r"s_(cselect|cmov|addc|subb|cbranch_scc)")
 _LEAVES_SCC = re.compile(
-    r"s_(mov|cmov|cselect|brev|sext|ff[01]|flbit|bitset|mulk?_|mul_hi|bfm|pack|cbranch|load|buffer_load)"
+    r"s_(mov|cmov|cselect|brev|sext|ff[01]|flbit|bitset|mulk?_|mul_hi|bfm|pack|cbranch|load|buffer_load|getpc|setpc)"
 )
 _TWO_RESULTS = re.compile(r"v_(\w+_co_u32|mad_(u64_u32|i64_i32)|div_scale_f\d+)(_\w+)?")
 _SWAPS = re.compile(r"v_(swap_b32|permlane\d+_swap_b32)(_\w+)?")
@@ -58,7 +58,8 @@ def register_names(bits: int) -> str:
     return ", ".join(names)
 
 
-def _bits(op: Operand) -> int:
+def operand_bits(op: Operand) -> int:
+    """Registers of an operand."""
     run = (1 << op.count) - 1
     if op.kind == "s":
         return run << op.index
@@ -70,14 +71,16 @@ def _bits(op: Operand) -> int:
 def _union(ops: list[Operand]) -> int:
     out = 0
     for op in ops:
-        out |= _bits(op)
+        out |= operand_bits(op)
     return out
 
 
 def _scalar_sets(name: str, ops: list[Operand]) -> tuple[int, int]:
     if name.startswith(("s_cmp", "s_bitcmp")):
         return _union(ops), _SCC
-    reads, writes = _union(ops[1:]), _bits(ops[0])
+    if name.startswith("s_setpc"):
+        return _union(ops), 0
+    reads, writes = _union(ops[1:]), operand_bits(ops[0])
     if name.startswith(("s_addk", "s_mulk", "s_cmov", "s_bitset")):
         reads |= writes
     if _READS_SCC.match(name):
@@ -97,7 +100,7 @@ def _selected_halves(inst: Instruction, ops: list[Operand]) -> int:
     reads = 0
     for i, op in enumerate(ops):
         if op.kind not in "sv" or op.count < 2:
-            reads |= _bits(op)
+            reads |= operand_bits(op)
             continue
         if inst.mnemonic.startswith("v_pk_mov"):  # the second source gives the high result
             chosen = {low[i]}
@@ -139,15 +142,15 @@ def _memory_sets(inst: Instruction, ops: list[Operand]) -> tuple[int, int]:
         or "permute" in name
         or "swizzle" in name
     ):
-        return _union(ops[1:]), _bits(ops[0])
+        return _union(ops[1:]), operand_bits(ops[0])
     if "atomic" in name and "sc0" in inst.modifiers:
         if not name.startswith("buffer"):
-            return _union(ops[1:]), _bits(ops[0])
+            return _union(ops[1:]), operand_bits(ops[0])
         data = ops[
             0
         ]  # data and result share registers; a compare-and-swap returns only the first half
         count = data.count // 2 if "cmpswap" in name else data.count
-        return _union(ops), _bits(Operand(data.text, data.kind, data.index, count))
+        return _union(ops), operand_bits(Operand(data.text, data.kind, data.index, count))
     return _union(ops), 0
 
 
@@ -161,9 +164,9 @@ def tainted_results(inst: Instruction, unwritten: int, written: int) -> int:
         ops = [parse_operand(o) for o in inst.operands]
         low_sources = 0
         for op in ops[1:]:
-            low_sources |= _bits(Operand(op.text, op.kind, op.index))
+            low_sources |= operand_bits(Operand(op.text, op.kind, op.index))
         if not unwritten & low_sources:
-            return written & ~_bits(Operand("", "v", ops[0].index))
+            return written & ~operand_bits(Operand("", "v", ops[0].index))
     return written
 
 
@@ -180,7 +183,7 @@ def register_sets(inst: Instruction) -> tuple[int, int]:
         return {"vcc": _VCC, "exe": _EXEC, "scc": _SCC}[name[10:13]], 0
     ops = [parse_operand(o) for o in inst.operands]
     if name.startswith(("s_load", "s_buffer_load")):
-        return _union(ops[1:]), _bits(ops[0])
+        return _union(ops[1:]), operand_bits(ops[0])
     if name.startswith("s_"):
         return _scalar_sets(name, ops)
     if name.startswith("v_"):

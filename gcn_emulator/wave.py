@@ -55,6 +55,7 @@ class Wave:
         self.pc = 0
         self.overflow_clamps = False  # MODE.FP16_OVFL
         self.undefined = 0  # registers that nothing has written, or whose load is outstanding
+        self.undefined_lanes: dict[int, int] = {}  # of v_writelane's registers, see undefined.py
         self.queue: list[Pending] | None = None  # None: memory operations complete at once
         self.barriers = 0
         self.memory, self.lds = launch.memory, launch.lds
@@ -86,7 +87,7 @@ class Wave:
                 defined.append(scalar_bit(n))
                 n += 1
         self.rows[0][:] = self.lane_wave * WAVE_SIZE + (self.lane & 63)
-        self.undefined = all_registers()
+        self.undefined, self.undefined_lanes = all_registers(), {}
         for bit in defined:
             self.undefined &= ~bit
 

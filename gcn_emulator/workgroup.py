@@ -16,6 +16,7 @@ import numpy as np
 from gcn_emulator.formats import WAVE_SIZE, EmuError
 from gcn_emulator.pending import Pending, same_operations, split_queue
 from gcn_emulator.scalars import LaneMask, per_wave, take_waves, uniform
+from gcn_emulator.undefined import join_undefined
 from gcn_emulator.wave import BARRIER, Split, Wave
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def _take(batch: Wave, waves: Sequence[int]) -> Wave:
     part.set_exec(take_waves(batch.exec, waves))
     part.scc = take_waves(batch.scc, waves)
     part.overflow_clamps, part.undefined = batch.overflow_clamps, batch.undefined
+    part.undefined_lanes = dict(batch.undefined_lanes)
     part.queue = split_queue(batch.queue, waves)
     return part
 
@@ -134,8 +136,7 @@ def _join(parts: list[Wave]) -> Wave:
     whole.set_exec(uniform([per_wave(p.exec, p.n)[at] for p, at in origin]))
     whole.scc = uniform([per_wave(p.read_scc(), p.n)[at] for p, at in origin])
     whole.pc, whole.overflow_clamps = first.pc, first.overflow_clamps
-    for part in parts:
-        whole.undefined |= part.undefined
+    join_undefined(parts, whole)
     whole.queue = _join_queues(parts, whole)
     return whole
 

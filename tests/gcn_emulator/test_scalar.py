@@ -3,6 +3,8 @@
 import pytest
 from harness import EDGE_INTS, FULL, M32, RNG, exec_bits, run, signed
 
+from gcn_emulator import EmuError
+
 VALUES = EDGE_INTS + [int(x) for x in RNG.integers(0, 2**32, 12)]
 PAIRS = [(a, b) for a in VALUES[::2] for b in VALUES[1::3]]
 VALUES64 = [0, 1, FULL, 1 << 63, (1 << 63) - 1, 0xFFFFFFFF, 1 << 32] + [
@@ -243,3 +245,38 @@ def test_branches():
         assert run(body.format(name), **state).sgprs[0] == 2, name
     run("s_barrier\ns_setprio 1\ns_waitcnt vmcnt(0) lgkmcnt(0)\nbuffer_inv sc1\nbuffer_wbl2 sc1")
     run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1")
+
+
+def test_long_branches():
+    """What LLVM emits for a branch beyond 128 KiB: s_getpc_b64, label arithmetic, s_setpc_b64."""
+    text = (
+        "s_mov_b32 s8, 0\n"
+        ".LBB0_1:\n"
+        "s_add_i32 s8, s8, 1\n"
+        "s_cmp_ge_i32 s8, 5\n"
+        "s_cbranch_scc1 .LBB0_3\n"
+        "s_getpc_b64 s[0:1]\n"
+        ".Lpost_getpc0:\n"
+        "s_add_u32 s0, s0, (.LBB0_1-.Lpost_getpc0)&4294967295\n"
+        "s_addc_u32 s1, s1, (.LBB0_1-.Lpost_getpc0)>>32\n"
+        "s_setpc_b64 s[0:1]\n"
+        ".LBB0_2:\n"
+        "s_mov_b32 s9, 1\n"
+        "s_endpgm\n"
+        ".LBB0_3:\n"
+        "s_mov_b32 s9, 2\n"
+        "s_getpc_b64 s[2:3]\n"
+        ".Lpost_getpc1:\n"
+        "s_add_u32 s2, s2, (.LBB0_4-.Lpost_getpc1)&4294967295\n"
+        "s_addc_u32 s3, s3, (.LBB0_4-.Lpost_getpc1)>>32\n"
+        "s_setpc_b64 s[2:3]\n"
+        "s_mov_b32 s9, 3\n"
+        ".LBB0_4:\n"
+    )
+    wave = run(text, defined=False)
+    assert wave.sgprs[8:10] == [5, 2]
+
+
+def test_a_jump_to_no_instruction():
+    with pytest.raises(EmuError, match=r"s_setpc_b64 .*jumps to 0x7"):
+        run("s_mov_b64 s[0:1], 7\ns_setpc_b64 s[0:1]")
