@@ -9,7 +9,9 @@ import numpy as np
 
 from gcn_emulator.access import (
     Address,
+    Fetch,
     Lanes,
+    Put,
     compress,
     load_op,
     load_to_lds_op,
@@ -113,23 +115,52 @@ def _buffer_put(
         _global_put(w, address, part, data[words, lanes], _of_active(lanes, mask))
 
 
+def _ordered(locate: Address, size: int, atomic: bool = False) -> Address:
+    """The addresses of a read, checked against stores that nothing has ordered before it."""
+
+    def address(w: Wave) -> np.ndarray:
+        where = locate(w)
+        w.order.check(w, where, size, atomic)
+        return where
+
+    return address
+
+
+def _load(kind: str, dst: int, locate: Address, fetch: Fetch) -> MemoryOp:
+    return load_op("vm", kind, dst, _ordered(locate, type_size(kind)[1]), fetch)
+
+
+def _store(kind: str, source: int, locate: Address, put: Put) -> MemoryOp:
+    op = store_op("vm", kind, source, locate, put)
+    op.stores = type_size(kind)[1]
+    return op
+
+
+def _atomic(kind: str, data: int, locate: Address, dst: int | None) -> MemoryOp:
+    name, dtype, words = global_atomic_spec(kind)
+    size = np.dtype(dtype).itemsize
+    registers = list(range(data, data + words))
+    where = _ordered(locate, size, atomic=True)
+    op = atomic_op("vm", where, _global_cell, (name, dtype), registers, dst)
+    op.stores, op.atomic = size, True
+    return op
+
+
 def decode_buffer(inst: Instruction, label: str) -> MemoryOp:
     """buffer_load / buffer_store / buffer_atomic with raw (stride 0) descriptors."""
     action, _, kind = inst.mnemonic[7:].partition("_")
     ops = [parse_operand(o) for o in inst.operands]
     if "lds" in inst.modifiers:
-        return load_to_lds_op(inst, kind, _buffer_location(inst, ops), _buffer_fetch, label)
+        location = _ordered(_buffer_location(inst, ops), type_size(kind)[1])
+        return load_to_lds_op(inst, kind, location, _buffer_fetch, label)
     reg, location = ops[0].index, _buffer_location(inst, ops[1:])
     if action == "load":
-        return load_op("vm", kind, reg, location, _buffer_fetch)
+        return _load(kind, reg, location, _buffer_fetch)
     if action == "store":
-        return store_op("vm", kind, reg, location, _buffer_put)
+        return _store(kind, reg, location, _buffer_put)
     if action != "atomic":
         raise EmuError(f"unsupported instruction {inst}")
-    name, dtype, words = global_atomic_spec(kind)
-    dst = reg if "sc0" in inst.modifiers else None
-    data = list(range(reg, reg + words))
-    return atomic_op("vm", location, _global_cell, (name, dtype), data, dst)
+    return _atomic(kind, reg, location, reg if "sc0" in inst.modifiers else None)
 
 
 def _global_address(vaddr: Operand, saddr: Operand, offset: int) -> Address:
@@ -150,22 +181,19 @@ def decode_global(inst: Instruction, label: str) -> MemoryOp:
     if inst.mnemonic.startswith("flat_"):
         ops.append(Operand("off", "off"))
     if action == "load" and kind.startswith("lds_"):
-        where = _global_address(ops[0], ops[1], offset)
+        where = _ordered(_global_address(ops[0], ops[1], offset), type_size(kind[4:])[1])
         return load_to_lds_op(inst, kind[4:], where, _global_fetch, label)
     if action == "load":
         where = _global_address(ops[1], ops[2], offset)
-        return load_op("vm", kind, ops[0].index, where, _global_fetch)
+        return _load(kind, ops[0].index, where, _global_fetch)
     if action == "store":
         where = _global_address(ops[0], ops[2], offset)
-        return store_op("vm", kind, ops[1].index, where, _global_put)
+        return _store(kind, ops[1].index, where, _global_put)
     if action != "atomic":
         raise EmuError(f"unsupported instruction {inst}")
-    name, dtype, words = global_atomic_spec(kind)
     dst = ops[0].index if "sc0" in inst.modifiers else None
     vaddr, vdata, saddr = ops if dst is None else ops[1:]
-    where = _global_address(vaddr, saddr, offset)
-    data = list(range(vdata.index, vdata.index + words))
-    return atomic_op("vm", where, _global_cell, (name, dtype), data, dst)
+    return _atomic(kind, vdata.index, _global_address(vaddr, saddr, offset), dst)
 
 
 def decode_scratch(inst: Instruction) -> MemoryOp:

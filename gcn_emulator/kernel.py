@@ -14,6 +14,7 @@ from gcn_emulator.cache import load_program
 from gcn_emulator.counters import Counters, StaticInfo, static_info
 from gcn_emulator.decode import decode
 from gcn_emulator.formats import F32, F64, MASK64, U8, EmuError
+from gcn_emulator.global_order import GlobalOrder
 from gcn_emulator.lds import LocalMemory
 from gcn_emulator.memory import GlobalMemory
 from gcn_emulator.operands import AGPR_BASE
@@ -37,6 +38,7 @@ class Launch:
         self.program, self.kernel = kernel.program, kernel
         self.memory, self.kernarg_address = memory, kernarg_address
         self.lazy, self.counters = lazy, counters
+        self.order = GlobalOrder(memory)
         size = shared + kernel.program.metadata.get("group_segment_fixed_size", 0)
         self.lds = LocalMemory(size, races, counters.traffic if counters else None)
         self.hits = [0] * len(kernel.program.instructions)

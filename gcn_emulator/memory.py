@@ -51,6 +51,13 @@ class GlobalMemory:
             for store, lanes, offsets in self._split(address, size):
                 store.scatter(offsets, size, data[:, lanes])
 
+    def contains(self, address: np.ndarray) -> bool:
+        """Whether a kernel may touch all of these bytes."""
+        covered = np.zeros(len(address), bool)
+        for begin, end, _ in self.regions:
+            covered |= (address >= U64(begin)) & (address < U64(end))
+        return bool(covered.all())
+
     def cell(self, address: int, size: int) -> np.ndarray:
         """A writable view of one 4- or 8-byte location (for atomics)."""
         [(store, _, offsets)] = self._split(np.array([address], U64), size)

@@ -30,6 +30,8 @@ class MemoryOp:
     in_order: bool = True
     label: str = ""
     writes: int = 0  # destination registers as bits
+    stores: int = 0  # bytes per lane that it changes in global memory, at captured[0]
+    atomic: bool = False
 
     def __call__(self, wave: Wave) -> None:
         captured = self.prepare(wave)

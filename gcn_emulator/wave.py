@@ -58,7 +58,7 @@ class Wave:
         self.undefined_lanes: dict[int, int] = {}  # of v_writelane's registers, see undefined.py
         self.queue: list[Pending] | None = None  # None: memory operations complete at once
         self.barriers = 0
-        self.memory, self.lds = launch.memory, launch.lds
+        self.memory, self.lds, self.order = launch.memory, launch.lds, launch.order
         self.traffic = launch.counters.traffic if launch.counters else None
 
     def reset(self, workgroup: tuple[int, int, int]) -> None:

@@ -32,6 +32,7 @@ def run_workgroup(launch: Launch, waves: Wave) -> None:
     """
     kernel, lds = launch.kernel, launch.lds
     lds.reset()
+    launch.order.barrier([])
     running, waiting, ended = [waves], [], []
     while running:
         running = _merge(running)
@@ -53,6 +54,7 @@ def run_workgroup(launch: Launch, waves: Wave) -> None:
                 raise EmuError(_unmatched_barrier(launch, waiting, ended))
             if lds.races:
                 lds.races.epoch += 1
+            launch.order.barrier(waiting)
             running, waiting = waiting, []
 
 
