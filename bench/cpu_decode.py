@@ -27,12 +27,12 @@ from bench.rows import ROOT, append, result_row
 
 BATCH, PROMPT, NEW_TOKENS = 16, 64, 64
 TURNS, RUNS = 3, 3
-# Inkling's layer pattern twice, small enough that the work between the products matters.
+# Inkling's layer pattern four times, small enough that the work between the products matters.
 TINY = {
     "vocab_size": 4096,
     "unpadded_vocab_size": 4096,
     "hidden_size": 64,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": 24,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -43,8 +43,8 @@ TINY = {
     "d_rel": 16,
     "rel_extent": 128,
     "log_scaling_n_floor": 128000,
-    "layer_types": (["hybrid_sliding"] * 5 + ["hybrid"]) * 2,
-    "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 10,
+    "layer_types": (["hybrid_sliding"] * 5 + ["hybrid"]) * 4,
+    "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 22,
     "intermediate_size": 128,
     "moe_intermediate_size": 16,
     "n_routed_experts": 16,
@@ -206,7 +206,7 @@ def main() -> None:
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        rows.append(compare("tiny, 4k vocabulary", tiny_checkpoint(Path(folder)), 4096))
+        rows.append(compare("tiny, 24 layers, 4k vocabulary", tiny_checkpoint(Path(folder)), 4096))
     rows.append(compare("demo, 200k vocabulary", resolve_model_path("demo"), 200000))
     for row in rows:
         print(
