@@ -5,12 +5,13 @@ barrier follows. At every barrier the stores still outstanding are noted togethe
 held; a wave that then reads such a byte of another wave, and could get either value, raises.
 The emulator is strict here: for waves of one workgroup LLVM's memory model leaves the wait out
 (they share an L1 cache), but nothing makes such a store part of what another wave then releases to
-other workgroups.
+other workgroups: a workgroup that signals with an atomic while other waves have stores outstanding
+has not published them, and a later workgroup that reads them raises too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,16 +40,16 @@ class _Bytes:
         names = ("address", "wave", "value", "atomic", "label")
         return _Bytes(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
 
+    def take(self, which: np.ndarray) -> _Bytes:
+        """Some of them, by mask or index."""
+        return _Bytes(
+            self.address[which], self.wave[which], self.value[which], self.atomic[which],
+            self.label[which],
+        )  # fmt: skip
+
     def sorted(self) -> _Bytes:
         """By address; stores to one address stay in the order they were issued."""
-        order = np.argsort(self.address, kind="stable")
-        return _Bytes(
-            self.address[order],
-            self.wave[order],
-            self.value[order],
-            self.atomic[order],
-            self.label[order],
-        )
+        return self.take(np.argsort(self.address, kind="stable"))
 
 
 def byte_addresses(where: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,6 +67,14 @@ def byte_addresses(where: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray
     return (where[0] + step).astype(U64), inside
 
 
+def _hits(stored: _Bytes, address: np.ndarray) -> Iterator[tuple[int, range]]:
+    """(position in `address`, the stores to that byte) for all that were stored to."""
+    first = np.searchsorted(stored.address, address, "left")
+    last = np.searchsorted(stored.address, address, "right")
+    for i in np.flatnonzero(first < last).tolist():
+        yield i, range(int(first[i]), int(last[i]))
+
+
 class GlobalOrder:
     """What the waves of a workgroup stored before the last barrier and had not waited for."""
 
@@ -74,10 +83,20 @@ class GlobalOrder:
         self.labels: list[str] = []
         self.stored: _Bytes | None = None
         self.before = np.empty(0, U8)  # memory at the barrier, per byte of `stored`
+        self.signalled: _Bytes | None = None  # outstanding in other waves at the last atomic
+        self.signals_now = False  # that atomic was executed since the last barrier
+        self.unpublished: _Bytes | None = None  # by earlier workgroups
+
+    def new_workgroup(self) -> None:
+        """What the previous workgroup signalled without having published stays so."""
+        parts = [p for p in (self.unpublished, self.signalled) if p is not None and len(p.address)]
+        self.unpublished = _Bytes.joined(parts).sorted() if parts else None
+        self.stored = self.signalled = None
+        self.labels, self.signals_now = [], False
 
     def barrier(self, batches: Sequence[Wave]) -> None:
         """All waves have arrived: note their outstanding stores; earlier ones are ordered now."""
-        self.stored, self.labels = None, []
+        self.stored, self.labels, self.signals_now = None, [], False
         parts = [
             part
             for batch in batches
@@ -85,7 +104,7 @@ class GlobalOrder:
             if item.op.stores
             for part in [self._bytes_of(batch, item)]
         ]
-        if parts:
+        if any(len(part.address) for part in parts):
             self.stored = _Bytes.joined(parts).sorted()
             self.before = self.memory.load(self.stored.address, 1)[0].astype(U8)
 
@@ -113,18 +132,43 @@ class GlobalOrder:
 
         Raises: EmuError: another wave stored there before the barrier and has not waited.
         """
-        stored = self.stored
-        if stored is None:
+        if atomic:
+            self._signal(w)
+        stored, unpublished = self.stored, self.unpublished
+        if stored is None and (unpublished is None or atomic):
             return
         address, kept = byte_addresses(where, size)
         if w.active is not None:
             kept = kept & w.active
         readers = np.broadcast_to(w.lane_wave, kept.shape)[kept]
         address = address[kept]
-        first = np.searchsorted(stored.address, address, "left")
-        last = np.searchsorted(stored.address, address, "right")
-        for i in np.flatnonzero(first < last).tolist():
-            self._check_byte(int(readers[i]), range(int(first[i]), int(last[i])), atomic)
+        if stored is not None:
+            for i, stores in _hits(stored, address):
+                self._check_byte(int(readers[i]), stores, atomic)
+        if unpublished is not None and not atomic:
+            for i, stores in _hits(unpublished, address):
+                self._check_published(int(address[i]), stores)
+
+    def _signal(self, w: Wave) -> None:
+        """Waves execute an atomic: what others have outstanding is not published by it."""
+        executing = w.lane_wave if w.active is None else w.lane_wave[w.active]
+        known = self.signalled
+        if not self.signals_now:
+            known = self.stored and self.stored.take(self.stored.value != self.before)
+        self.signalled, self.signals_now = None, True
+        if known is not None:
+            others = ~np.isin(known.wave, executing) & ~known.atomic
+            self.signalled = known.take(others)
+
+    def _check_published(self, address: int, stores: range) -> None:
+        unpublished = self.unpublished
+        assert unpublished is not None
+        last = stores[-1]
+        if self.memory.load(np.array([address], U64), 1)[0, 0] == unpublished.value[last]:
+            raise EmuError(
+                f"reads global memory that wave {unpublished.wave[last]} of an earlier workgroup "
+                "stored and had not waited for when it signalled with an atomic"
+            )
 
     def _check_byte(self, reader: int, stores: range, atomic: bool) -> None:
         stored = self.stored

@@ -32,7 +32,7 @@ def run_workgroup(launch: Launch, waves: Wave) -> None:
     """
     kernel, lds = launch.kernel, launch.lds
     lds.reset()
-    launch.order.barrier([])
+    launch.order.new_workgroup()
     running, waiting, ended = [waves], [], []
     while running:
         running = _merge(running)

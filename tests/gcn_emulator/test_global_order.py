@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_waves import execute, scheduling  # noqa: F401
 
-from gcn_emulator import EmuError
+from gcn_emulator import EmuError, Kernel
 
 WAIT = "s_waitcnt vmcnt(0)\n"
 SETUP = "v_lshlrev_b32_e32 v3, 2, v0\nv_xor_b32_e32 v4, 0x100, v3\n"
@@ -94,3 +94,46 @@ def test_buffer_stores_outside_the_buffer_are_dropped(scheduling):  # noqa: F811
 
 def test_without_lazy_waits_everything_is_in_order(scheduling):  # noqa: F811
     assert np.array_equal(exchange("global", "global", lazy=False), np.arange(128) ^ 64)
+
+
+TICKET = (
+    SETUP + "s_cmp_eq_u32 s2, 0\ns_cbranch_scc0 last\n"
+    "global_store_dword v3, v0, s[0:1]\n{before}s_barrier\n"
+    "v_readfirstlane_b32 s4, v0\ns_cmp_eq_u32 s4, {drawer}\ns_cbranch_scc0 done\n"
+    "v_mov_b32_e32 v5, 0\nv_mov_b32_e32 v6, 1\ns_waitcnt vmcnt(0)\n"
+    "global_atomic_add v5, v5, v6, s[0:1] offset:1016 sc0\ns_waitcnt vmcnt(0)\n{again}"
+    "done:\ns_endpgm\n"
+    "last:\n" + LOAD["global"] + WAIT + RESULT
+)
+
+
+def two_workgroups(text):
+    """The first workgroup publishes 128 numbers with a ticket, the second reads them."""
+    memory = np.zeros(256, np.uint32)
+    address = memory.ctypes.data
+    setup = f"s_mov_b32 s0, {address & 0xFFFFFFFF:#x}\ns_mov_b32 s1, {address >> 32:#x}\n"
+    kernel = Kernel(setup + text, "gfx942")
+    kernel.program.descriptor |= {"user_sgpr_count": 2, "system_sgpr_workgroup_id_x": 1}
+    kernel.run((2,), [], 0, 2, regions=[memory])
+    return memory[128:]
+
+
+@pytest.mark.parametrize(("drawer", "other"), [(0, 1), (64, 0)])
+def test_a_ticket_does_not_publish_what_other_waves_have_outstanding(drawer, other):
+    text = TICKET.format(before="", drawer=drawer, again="")
+    message = f"wave {other} of an earlier workgroup stored and had not waited for when it signal"
+    with pytest.raises(EmuError, match=message):
+        two_workgroups(text)
+
+
+def test_a_ticket_after_every_wave_waited_publishes():
+    text = TICKET.format(before=WAIT, drawer=0, again="")
+    assert np.array_equal(two_workgroups(text)[:64], np.arange(64, 128))
+
+
+def test_what_a_later_store_replaced_is_not_reported():
+    """The reader finds what it stored itself."""
+    text = TICKET.format(before="", drawer=0, again="")
+    text = text.replace("last:\n", "last:\nv_add_u32_e32 v7, 9, v0\n"
+                        "global_store_dword v4, v7, s[0:1]\n" + WAIT)  # fmt: skip
+    assert np.array_equal(two_workgroups(text)[:64], np.arange(64) + 9)
