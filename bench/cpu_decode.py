@@ -27,7 +27,7 @@ from bench.rows import ROOT, append, result_row
 
 BATCH, PROMPT, NEW_TOKENS = 16, 64, 64
 TURNS, RUNS = 3, 3
-# Inkling's layer pattern four times, small enough that the work between the products matters.
+# Inkling's layer pattern four times, its window and extents, small everywhere else.
 TINY = {
     "vocab_size": 4096,
     "unpadded_vocab_size": 4096,
@@ -39,9 +39,9 @@ TINY = {
     "swa_num_attention_heads": 4,
     "swa_num_key_value_heads": 2,
     "swa_head_dim": 16,
-    "sliding_window_size": 64,
+    "sliding_window_size": 512,
     "d_rel": 16,
-    "rel_extent": 128,
+    "rel_extent": 1024,
     "log_scaling_n_floor": 128000,
     "layer_types": (["hybrid_sliding"] * 5 + ["hybrid"]) * 4,
     "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 22,
@@ -50,7 +50,7 @@ TINY = {
     "n_routed_experts": 16,
     "num_experts_per_tok": 4,
     "n_shared_experts": 2,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 4096,
     "pad_token_id": None,
 }
 

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from bench.rows import provenance
 from gcn_emulator.triton_driver import emulate
 from kernel_base.tuning import TuningRow
 from triton_attn import ScoreMod, attention_prefill
@@ -92,7 +93,8 @@ def main() -> None:
                     "impl": variant,
                     "arch": arch,
                 }
-                row |= {"commit": commit, "evidence": "emulated", **count(arch, variant, case)}
+                row |= {"device": "gcn_emulator", **provenance(), "evidence": "emulated"}
+                row |= {"commit": commit, **count(arch, variant, case)}
                 file.write(json.dumps(row) + "\n")
                 print(row)
 
