@@ -19,7 +19,10 @@ class KernelReport:
 
     Attributes:
         vgprs, agprs: 32-bit registers per lane; `vgprs` is the total, accumulation included.
-        spills: registers spilled to memory. scratch_bytes: private memory per lane.
+        spills: vector registers spilled. scratch_bytes: private memory per lane.
+        lane_spills: scalar registers spilled; with no scratch they are kept in lanes of vector
+            registers and cost vector instructions, no memory access.
+        lane_spill_share: those instructions of the vector instructions executed.
         lds_bytes, lds_limit_bytes: of a workgroup.
         waves_per_simd: most waves of this kernel a SIMD holds, of 8.
         launches, matrix_instructions, vector_instructions: executed, over all cases of the row.
@@ -32,6 +35,8 @@ class KernelReport:
     vgprs: int
     agprs: int
     spills: int
+    lane_spills: int
+    lane_spill_share: float
     scratch_bytes: int
     lds_bytes: int
     lds_limit_bytes: int
@@ -77,7 +82,9 @@ def _report(arch: str, launches: list[LaunchRecord]) -> KernelReport:
         kernel=launches[0].name,
         vgprs=static.vgprs,
         agprs=static.agprs,
-        spills=static.vgpr_spills + static.sgpr_spills,
+        spills=static.vgpr_spills,
+        lane_spills=static.sgpr_spills,
+        lane_spill_share=round(_lane_moves(total) / max(total.valu, 1), 4),
         scratch_bytes=static.scratch,
         lds_bytes=static.lds,
         lds_limit_bytes=ARCHS[arch].lds_bytes,
@@ -89,6 +96,10 @@ def _report(arch: str, launches: list[LaunchRecord]) -> KernelReport:
         wide_load_share=_wide_load_share(total),
         lds_conflict_factor=round(cycles / ideal, 3) if ideal else None,
     )
+
+
+def _lane_moves(counters: Counters) -> int:
+    return counters.instructions["v_writelane_b32"] + counters.instructions["v_readlane_b32"]
 
 
 def _wide_load_share(counters: Counters) -> float | None:

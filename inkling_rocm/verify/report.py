@@ -41,7 +41,8 @@ def summary_lines(report: RowReport) -> list[str]:
         shapes = ", ".join(k.matrix_shapes) or "no matrix instructions"
         lines.append(
             f"    {k.kernel}: {k.vgprs} VGPRs ({k.agprs} AGPRs), {k.spills} spills, "
-            f"{k.scratch_bytes} B scratch, LDS {k.lds_bytes} of {k.lds_limit_bytes}, "
+            f"{k.lane_spills} scalars in lanes, {k.scratch_bytes} B scratch, "
+            f"LDS {k.lds_bytes} of {k.lds_limit_bytes}, "
             f"{k.waves_per_simd} waves/SIMD, {shapes}, 16-byte loads {_share(k.wide_load_share)}, "
             f"LDS conflicts x{k.lds_conflict_factor or '-'}, matrix/vector {k.matrix_to_vector:.3f}"
         )
@@ -81,7 +82,12 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def as_json(archs: Sequence[str], reports: Sequence[RowReport], failures: Sequence[str]) -> str:
+def as_json(
+    archs: Sequence[str],
+    reports: Sequence[RowReport],
+    failures: Sequence[str],
+    not_for_amd: Sequence[str] = (),
+) -> str:
     """The whole report as JSON text."""
     rows = [
         {
@@ -103,7 +109,7 @@ def as_json(archs: Sequence[str], reports: Sequence[RowReport], failures: Sequen
     ]
     document = {
         "evidence": "emulated", "versions": versions(), "commit": _commit(), "archs": list(archs),
-        "failures": list(failures), "rows": rows,
+        "failures": list(failures), "not_for_amd": list(not_for_amd), "rows": rows,
     }  # fmt: skip
     return json.dumps(document, indent=1) + "\n"
 
@@ -115,20 +121,33 @@ the project, compiled for the architecture with the constants of each tuning row
 instruction by instruction by gcn_emulator on small problems against a float64 reference
 (docs/gcn_emulator.md says what that covers and what not). The evidence is **emulated**: nothing
 here ran on a GPU and nothing here is a time.
+
+"Scalars in lanes" are scalar registers the compiler spilled into lanes of vector registers, with
+the part of the executed vector instructions that moves them (large in problems as small as these,
+where a kernel's prologue is much of it); they cause no memory traffic. "Spills" and "scratch" are
+vector registers spilled to memory, and fail a row that does not accept them.
 """
 _COLUMNS = (
-    "kernel", "row", "VGPR (AGPR)", "spills / scratch B", "LDS B", "waves/SIMD",
+    "kernel", "row", "VGPR (AGPR)", "spills / scratch B", "scalars in lanes", "LDS B", "waves/SIMD",
     "matrix instructions", "16-byte loads", "LDS conflicts", "matrix/vector", "cases",
     "worst error / allowed",
 )  # fmt: skip
 
 
-def as_markdown(archs: Sequence[str], reports: Sequence[RowReport], failures: Sequence[str]) -> str:
-    """The table for the docs."""
+def as_markdown(
+    archs: Sequence[str],
+    reports: Sequence[RowReport],
+    failures: Sequence[str],
+    not_for_amd: Sequence[str] = (),
+) -> str:
+    """The table for the docs; `not_for_amd` are kernels that were left out."""
     stamp = ", ".join(f"{name} {version}" for name, version in versions().items())
     parts = [_HEADER, f"{stamp}; commit {_commit() or 'unknown'}.\n"]
     state = "No failures, no LDS races." if not failures else f"**{len(failures)} failures:**"
     parts.append("\n".join([state, *(f"- {failure}" for failure in failures)]) + "\n")
+    if not_for_amd:
+        names = ", ".join(f"`{path}`" for path in not_for_amd)
+        parts.append(f"Left out, written in Gluon for NVIDIA GPUs only: {names}.\n")
     for arch in archs:
         parts.append(f"## {arch}\n")
         lines = [_cells(_COLUMNS), _cells(["---"] * len(_COLUMNS))]
@@ -158,6 +177,7 @@ def _row_cells(report: RowReport, kernel: KernelReport) -> list[str]:
         describe_row(report.row),
         f"{kernel.vgprs} ({kernel.agprs})",
         f"{kernel.spills} / {kernel.scratch_bytes}",
+        f"{kernel.lane_spills} ({_share(kernel.lane_spill_share)})" if kernel.lane_spills else "0",
         f"{kernel.lds_bytes} of {kernel.lds_limit_bytes}",
         str(kernel.waves_per_simd),
         ", ".join(kernel.matrix_shapes) or "-",

@@ -15,12 +15,16 @@ PACKAGES = ("kernel_base", "inkling_rocm", "triton_attn", "moe_aiter")
 
 @dataclass(frozen=True)
 class JitFunction:
-    """One `@triton.jit` or `@gluon.jit` function: "module:name", the names in its body."""
+    """One `@triton.jit` or `@gluon.jit` function: "module:name", the names in its body.
+
+    `nvidia_only`: its module imports Gluon's NVIDIA instructions.
+    """
 
     path: str
     name: str
     mentions: frozenset[str]
     returns_value: bool
+    nvidia_only: bool
 
 
 def _is_jit(decorator: ast.expr) -> bool:
@@ -39,14 +43,23 @@ def _mentioned(function: ast.FunctionDef) -> Iterator[str]:
             yield node.attr
 
 
+def _imports_nvidia(node: ast.AST) -> bool:
+    prefix = "triton.experimental.gluon.language.nvidia"
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").startswith(prefix)
+    return isinstance(node, ast.Import) and any(a.name.startswith(prefix) for a in node.names)
+
+
 def jit_functions(source: str, module: str) -> list[JitFunction]:
     """The jit functions of one module's source text."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    nvidia_only = any(_imports_nvidia(node) for node in ast.walk(tree))
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and any(_is_jit(d) for d in node.decorator_list):
             returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
-            path = f"{module}:{node.name}"
-            found.append(JitFunction(path, node.name, frozenset(_mentioned(node)), returns))
+            path, mentioned = f"{module}:{node.name}", frozenset(_mentioned(node))
+            found.append(JitFunction(path, node.name, mentioned, returns, nvidia_only))
     return found
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ import triton.language as tl
 from typer import Typer
 from typer.testing import CliRunner
 
+from gcn_emulator import Counters, StaticInfo
+from gcn_emulator.triton_driver import LaunchRecord
 from inkling_rocm.cli.verify import verify as command
 from inkling_rocm.verify import verify
 from inkling_rocm.verify.cases import judge
+from inkling_rocm.verify.metrics import kernel_reports
 from inkling_rocm.verify.source_scan import (
     jit_functions,
     missing_kernels,
@@ -262,3 +266,34 @@ def test_command_line(monkeypatch, tmp_path, factor, code):
     assert result.exit_code == code, result.output
     assert (tmp_path / "report.json").exists()
     assert CliRunner().invoke(app, ["--arch", "gfx90a"]).exit_code == 2
+
+
+GLUON = """
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+@gluon.jit
+def nvidia_kernel(x_ptr):
+    tma.store_wait(0)
+"""
+
+
+def test_kernels_for_nvidia_only_are_left_out_and_named(monkeypatch, tmp_path):
+    assert not any(f.nvidia_only for f in jit_functions(TREE, "package.module"))
+    functions = jit_functions(GLUON, "package.gluon")
+    assert [f.nvidia_only for f in functions] == [True]
+    entry = make_entry()
+    entry = dataclasses.replace(entry, kernels=(*entry.kernels, "package.gluon:nvidia_kernel"))
+    assert run(entry)[0] == 1
+    monkeypatch.setattr("inkling_rocm.verify.run.package_jit_functions", lambda: functions)
+    report = tmp_path / "report.md"
+    assert verify(("gfx950",), markdown_path=report, launchers=[entry], say=lambda line: None) == 0
+    assert "NVIDIA GPUs only: `package.gluon:nvidia_kernel`." in report.read_text()
+
+
+def test_scalar_registers_in_lanes_are_reported_and_no_spill():
+    static = StaticInfo(8, 0, 100, 0, 3, 0, 0, 8, Counter())
+    counters = Counters("gfx950")
+    counters.instructions.update({"v_writelane_b32": 2, "v_readlane_b32": 1, "v_add_u32_e32": 9})
+    [report] = kernel_reports("gfx950", [LaunchRecord("k", (1,), static, counters, None)])
+    assert (report.spills, report.lane_spills, report.lane_spill_share) == (0, 3, 0.25)
