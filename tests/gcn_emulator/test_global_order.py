@@ -137,3 +137,14 @@ def test_what_a_later_store_replaced_is_not_reported():
     text = text.replace("last:\n", "last:\nv_add_u32_e32 v7, 9, v0\n"
                         "global_store_dword v4, v7, s[0:1]\n" + WAIT)  # fmt: skip
     assert np.array_equal(two_workgroups(text)[:64], np.arange(64) + 9)
+
+
+def test_what_a_buffer_dropped_was_not_stored(scheduling):  # noqa: F811
+    text = SETUP + (
+        "s_mov_b64 s[4:5], s[0:1]\ns_mov_b32 s6, 0x100\ns_mov_b32 s7, 0x27000\n"
+        "buffer_store_dword v0, v3, s[4:7], 0 offen\ns_barrier\n"
+        "v_or_b32_e32 v4, 0x100, v3\nglobal_load_dword v2, v4, s[0:1]\n"
+    )
+    memory = np.full(256, 5, np.uint32)
+    execute(text + WAIT + RESULT, waves=2, memory=memory)
+    assert np.array_equal(memory[128:], np.full(128, 5))
