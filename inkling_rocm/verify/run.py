@@ -85,8 +85,8 @@ def verify(
             if mine:
                 failures += _coverage_failures(entry, arch, mine, available, not_for_amd)
     left_out = sorted(not_for_amd & {k for e in select_entries(ops, available) for k in e.kernels})
-    for path in left_out:
-        say(f"{path}: written for NVIDIA GPUs only, left out")
+    for kernel in left_out:
+        say(f"{kernel}: written for NVIDIA GPUs only, left out")
     for path, render in ((json_path, as_json), (markdown_path, as_markdown)):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
