@@ -1,6 +1,8 @@
 """Launch configurations of the attention kernels, per architecture, with the evidence behind
 each."""
 
+from dataclasses import replace
+
 from kernel_base.tuning import TuningRow, TuningTable
 
 # Where the measured rows come from: every configuration tried is a line of this file.
@@ -117,7 +119,11 @@ def _amd_decode(arch, options):
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 256, 1, options),
         _decode(arch, {"bits": 32}, 16, 256, 1, many),
         _decode(arch, {"head_dim": (129, None), "rows": (None, 32)}, 32, 256, 2, options),
-        _decode(arch, {"head_dim": (129, None)}, 16, 256, 1, many),
+        replace(
+            _decode(arch, {"head_dim": (129, None)}, 16, 256, 1, many),
+            accepted_spills="Triton 3.6 spills one VGPR (8 bytes) on gfx942, 3.9 none; the tile cannot "
+            "shrink: 16 keys are the least a matrix instruction takes",
+        ),
         _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 128, 2, options),
         _decode(arch, {"window": (1, None)}, 32, 128, 2, many),
         _decode(arch, {"rows": (None, 32)}, 64, 512, 2, options),
