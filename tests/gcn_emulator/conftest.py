@@ -4,8 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(
     0, str(Path(__file__).parent)
 )  # harness, kernelgen and differential are modules here
@@ -25,10 +23,6 @@ UNIT_TESTS = {
 COVERAGE = "test_coverage.py"
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The coverage check must run after the tests that fill it, and in their process."""
+    """The coverage check must run after the tests that fill it."""
     items.sort(key=lambda item: item.path.name == COVERAGE)
-    for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name in UNIT_TESTS | {COVERAGE}:
-            item.add_marker(pytest.mark.xdist_group("gcn_emulator_units"))

@@ -198,7 +198,12 @@ class Paint(BaseModel):
 
 def test_the_clients_own_parsing(client):
     answer = client.chat.completions.parse(
-        model="demo", messages=HI, response_format=Paint, reasoning_effort="none", max_tokens=60
+        model="demo",
+        messages=HI,
+        response_format=Paint,
+        reasoning_effort="none",
+        max_tokens=600,
+        seed=1,
     )
     assert isinstance(answer.choices[0].message.parsed, Paint)
     tool = openai.pydantic_function_tool(Paint)
@@ -209,7 +214,8 @@ def test_the_clients_own_parsing(client):
         tool_choice="required",
         parallel_tool_calls=False,
         reasoning_effort="none",
-        max_tokens=80,
+        max_tokens=600,
+        seed=1,
     ) as stream:
         kinds = {event.type for event in stream}
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
