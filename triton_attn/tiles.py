@@ -84,9 +84,8 @@ def drain_stores(lanes, AMD: tl.constexpr):
     """Each wave waits for its own global stores; `lanes` is any small int32 tensor.
 
     A barrier on AMD waits for LDS only: without this, a ticket that one wave draws could be seen
-    before
-    another wave's partial results (the emulator's lazy stores show it). NVIDIA's barrier orders
-    them already.
+    before another wave's partial results (the emulator's store order shows it). NVIDIA's barrier
+    orders them already.
     """
     if AMD:
         tl.inline_asm_elementwise(
