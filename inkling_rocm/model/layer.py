@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from inkling_rocm.config import AttentionConfig, TextConfig
 from inkling_rocm.host import ConvStream, Host
 from inkling_rocm.ops.registry import OpSet
+
+# None to a variant whose preparation took them over.
+EXPERT_WEIGHTS = ("w13", "w2", "shared_w13", "shared_w2")
 
 
 def rank_attention(attention: AttentionConfig, tp_size: int) -> AttentionConfig:
@@ -37,7 +41,7 @@ class Layer:
         text: TextConfig,
         attention: AttentionConfig,
         is_moe: bool,
-        weights: Mapping[str, Tensor],
+        weights: MutableMapping[str, Tensor],
         ops: OpSet,
         tp_size: int,
     ):
@@ -47,6 +51,13 @@ class Layer:
         self.is_moe = is_moe
         self.weights = weights
         self.ops = ops
+        self.rel_attention, self.gate, self.experts = ops.rel_attention, ops.gate, ops.experts
+
+    def prepare(self) -> None:
+        """Let the variants derive what they want from this layer's weights."""
+        for op in ("rel_attention", *(("gate", "experts") if self.is_moe else ())):
+            if prepare := self.ops.prepares.get(op):
+                setattr(self, op, partial(getattr(self.ops, op), prepared=prepare(self.weights)))
 
     def attend(self, normed_TH: Tensor, host: Host) -> Tensor:
         """Attention output before the all-reduce, [T, H]."""
@@ -66,7 +77,7 @@ class Layer:
             k_ring=host.conv(self.index, "k"),
             v_ring=host.conv(self.index, "v"),
         )
-        out_ThD = ops.rel_attention(
+        out_ThD = self.rel_attention(
             q_ThD, r_ThR, w["attn.rel_proj"], attention=self.attention, meta=host.meta, kv=kv
         )
         return ops.linear(out_ThD.flatten(1), w["attn.o_proj"])
@@ -76,7 +87,7 @@ class Layer:
         w, ops = self.weights, self.ops
         if not self.is_moe:
             return ops.dense_mlp(normed_TH, w["mlp.gate_up"], w["mlp.down"], w["mlp.global_scale"])
-        topk_ids, topk_weights = ops.gate(
+        topk_ids, topk_weights = self.gate(
             normed_TH,
             w["moe.gate_weight"],
             w["moe.gate_bias"],
@@ -84,14 +95,11 @@ class Layer:
             moe=self.text.moe,
         )
         host.capture_routing(self.index, topk_ids)
-        return ops.experts(
+        return self.experts(
             normed_TH,
             topk_ids,
             topk_weights,
-            w13=w["moe.w13"],
-            w2=w["moe.w2"],
-            shared_w13=w["moe.shared_w13"],
-            shared_w2=w["moe.shared_w2"],
+            **{name: w.get(f"moe.{name}") for name in EXPERT_WEIGHTS},
         )
 
     def forward(

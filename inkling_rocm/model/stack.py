@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from torch import Tensor
 
@@ -17,12 +17,16 @@ class InklingModel:
 
     Args:
         weights: parameters by the names of the weight table (checkpoint/table.py), this rank's
-            shards.
+            shards. Entries that a variant's preparation takes over are deleted.
         ops: the chosen op implementations.
     """
 
     def __init__(
-        self, config: InklingConfig, weights: Mapping[str, Tensor], ops: OpSet, tp_size: int = 1
+        self,
+        config: InklingConfig,
+        weights: MutableMapping[str, Tensor],
+        ops: OpSet,
+        tp_size: int = 1,
     ):
         text = config.text
         self.config = config
@@ -42,6 +46,19 @@ class InklingModel:
         ]
         norms = [layer.weights["attn_norm"] for layer in self.layers]
         self.next_norms = [*norms[1:], weights["final_norm"]]
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Let the ops' variants derive what they want from the weights, layer by layer; to be
+        called again when weights have changed in place.
+
+        Raises: ValueError: a variant cannot use these weights.
+        """
+        for layer in self.layers:
+            names = set(layer.weights)
+            layer.prepare()
+            for name in names - set(layer.weights):
+                del self.weights[f"layers.{layer.index}.{name}"]
 
     def forward(self, input_ids: Tensor, host: Host) -> Tensor:
         """Hidden states after the final norm, before the muP division.

@@ -25,7 +25,8 @@ def dense_mlp(x_TH: Tensor, gate_up: Tensor, down_HI: Tensor, global_scale: Tens
 VARIANTS = (
     Variant(
         name="triton",
-        function="inkling_rocm.ops.moe_triton:dense_mlp",
+        function="inkling_rocm.ops.moe_triton:make_dense_mlp",
+        per_engine=True,
         supports=moe_support.triton,
     ),
     Variant(name="torch", function="inkling_rocm.ops.dense_mlp:dense_mlp"),

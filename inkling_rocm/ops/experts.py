@@ -91,7 +91,8 @@ def _all_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
 VARIANTS = (
     Variant(
         name="triton",
-        function="inkling_rocm.ops.moe_triton:experts",
+        function="inkling_rocm.ops.moe_triton:make_experts",
+        per_engine=True,
         supports=moe_support.triton,
     ),
     Variant(

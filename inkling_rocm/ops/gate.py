@@ -43,7 +43,8 @@ def gate(
 VARIANTS = (
     Variant(
         name="triton",
-        function="inkling_rocm.ops.moe_triton:gate",
+        function="inkling_rocm.ops.moe_triton:make_gate",
+        per_engine=True,
         supports=moe_support.triton,
     ),
     Variant(

@@ -1,12 +1,20 @@
-"""gate, experts and dense_mlp through moe_aiter's Triton kernels."""
+"""gate, experts and dense_mlp through moe_aiter's Triton kernels.
+
+The `make_*` functions bind the architecture: an emulated one runs on CPU tensors.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import moe_aiter
 from inkling_rocm.config import MoEConfig
+from inkling_rocm.ops.registry import OpContext
+from kernel_base.arch import Arch
 
 # One workspace a device, made outside graph capture: a model's gates are ordered on its stream.
 _WORKSPACES: dict[torch.device, moe_aiter.GateWorkspace] = {}
@@ -19,8 +27,26 @@ def _workspace(device: torch.device) -> moe_aiter.GateWorkspace | None:
     return workspace
 
 
+def make_gate(context: OpContext) -> Callable:
+    return partial(gate, arch=context.arch)
+
+
+def make_experts(context: OpContext) -> Callable:
+    return partial(experts, arch=context.arch)
+
+
+def make_dense_mlp(context: OpContext) -> Callable:
+    return partial(dense_mlp, arch=context.arch)
+
+
 def gate(
-    x_TH: Tensor, weight: Tensor, bias_X: Tensor, global_scale: Tensor, *, moe: MoEConfig
+    x_TH: Tensor,
+    weight: Tensor,
+    bias_X: Tensor,
+    global_scale: Tensor,
+    *,
+    moe: MoEConfig,
+    arch: Arch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The contract of `inkling_rocm.ops.gate`."""
     return moe_aiter.gate(
@@ -31,6 +57,7 @@ def gate(
         top_k=moe.top_k,
         route_scale=moe.route_scale,
         workspace=_workspace(x_TH.device),
+        arch=arch,
     )
 
 
@@ -43,6 +70,7 @@ def experts(
     w2: Tensor,
     shared_w13: Tensor,
     shared_w2: Tensor,
+    arch: Arch | None = None,
 ) -> Tensor:
     """The contract of `inkling_rocm.ops.experts`."""
     return moe_aiter.experts(
@@ -53,9 +81,17 @@ def experts(
         w2=w2,
         shared_w13=shared_w13,
         shared_w2=shared_w2,
+        arch=arch,
     )
 
 
-def dense_mlp(x_TH: Tensor, gate_up: Tensor, down_HI: Tensor, global_scale: Tensor) -> Tensor:
+def dense_mlp(
+    x_TH: Tensor,
+    gate_up: Tensor,
+    down_HI: Tensor,
+    global_scale: Tensor,
+    *,
+    arch: Arch | None = None,
+) -> Tensor:
     """The contract of `inkling_rocm.ops.dense_mlp`."""
-    return moe_aiter.dense_mlp(x_TH, gate_up, down_HI, global_scale)
+    return moe_aiter.dense_mlp(x_TH, gate_up, down_HI, global_scale, arch=arch)

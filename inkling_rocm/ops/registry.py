@@ -8,9 +8,13 @@ was asked for; asking for one that cannot run raises with its reason. Nothing fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from typing import Any
+
+from torch import Tensor
 
 from inkling_rocm.config import InklingConfig
 from kernel_base.arch import Arch
@@ -44,23 +48,49 @@ class OpContext:
     tp_size: int
 
 
+# A layer's weights by name -> what the variant wants of them.
+Prepare = Callable[[MutableMapping[str, Tensor]], Any]
+
+
+def _attribute(path: str) -> Callable:
+    module, attribute = path.split(":")
+    return getattr(import_module(module), attribute)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """One implementation of one op.
 
     Attributes:
         name: "torch", "triton", "aiter", ...: what the backend flags name.
-        function: "module:attribute", imported only when chosen.
+        function: "module:attribute", imported only when chosen: the op, by its contract.
+        per_engine: `function` names a factory instead: called with the OpContext once for every
+            OpSet, it returns the op. For variants that own scratch memory, and for those that must
+            know the architecture (emulated ones run on CPU tensors).
+        prepare: "module:attribute" of a function (weights, context) -> anything, or None. It runs
+            once a layer when the model is built, and again when weights have changed (see
+            `InklingModel.prepare`); the op then gets its result as the keyword `prepared`.
+            `weights` are the layer's, by their names below "layers.{i}."; entries that only this
+            op reads may be deleted to free them, and the op then gets None for them.
         supports: returns None when it can run in this context, else the reason it cannot.
     """
 
     name: str
     function: str
     supports: Callable[[OpContext], str | None] = lambda context: None
+    per_engine: bool = False
+    prepare: str | None = None
 
-    def load(self) -> Callable:
-        module, attribute = self.function.split(":")
-        return getattr(import_module(module), attribute)
+    def load(self, context: OpContext) -> Callable:
+        """The op, ready to be called."""
+        function = _attribute(self.function)
+        return function(context) if self.per_engine else function
+
+    def load_prepare(self, context: OpContext) -> Prepare | None:
+        """`prepare` with its context bound; None if the variant has none."""
+        if self.prepare is None:
+            return None
+        return partial(_attribute(self.prepare), context=context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +103,8 @@ class Choice:
 
 
 class OpSet:
-    """The chosen functions, one attribute an op, and how they were chosen."""
+    """The chosen functions, one attribute an op, how they were chosen, and by op what prepares a
+    layer's weights for them."""
 
     embed: Callable
     linear: Callable
@@ -86,10 +117,16 @@ class OpSet:
     experts: Callable
     lm_head: Callable
 
-    def __init__(self, functions: Mapping[str, Callable], choices: tuple[Choice, ...]):
+    def __init__(
+        self,
+        functions: Mapping[str, Callable],
+        choices: tuple[Choice, ...],
+        prepares: Mapping[str, Prepare],
+    ):
         for op in OP_NAMES:
             setattr(self, op, functions[op])
         self.choices = choices
+        self.prepares = prepares
 
 
 def variants_of(op: str) -> tuple[Variant, ...]:
@@ -141,10 +178,12 @@ def resolve_ops(
     """
     context = OpContext(config=config, arch=arch, dtype=dtype, tp_size=tp_size)
     backends = {"attention_backend": attention_backend, "moe_runner_backend": moe_runner_backend}
-    functions, choices = {}, []
+    functions, choices, prepares = {}, [], {}
     for op in OP_NAMES:
         backend = backends.get(BACKEND_FLAG.get(op, ""), "auto")
         variant, choice = choose(op, context, backend)
-        functions[op] = variant.load()
+        functions[op] = variant.load(context)
+        if prepare := variant.load_prepare(context):
+            prepares[op] = prepare
         choices.append(choice)
-    return OpSet(functions, tuple(choices))
+    return OpSet(functions, tuple(choices), prepares)

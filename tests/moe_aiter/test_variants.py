@@ -35,7 +35,7 @@ def context(config, arch, tp_size=8):
 def test_choice(config, op, arch, chosen):
     variant, _ = choose(op, context(config, arch))
     assert variant.name == chosen
-    assert callable(variant.load())
+    assert callable(variant.load(context(config, arch)))
 
 
 @pytest.mark.parametrize("op", ["gate", "experts"])

@@ -21,7 +21,7 @@ def test_every_op_has_a_torch_reference(config):
         last = registry.variants_of(op)[-1]
         assert last.name == "torch"
         assert last.supports(context) is None
-        assert callable(last.load())
+        assert callable(last.load(context))
 
 
 def test_unknown_backend_lists_the_choices(config):
