@@ -187,14 +187,28 @@ def _draw_cut(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -
 
 
 def _largest(x_nbx: Tensor, block_max_nb: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` largest values of every row in descending order, and their ids, [n, width]."""
+    """The `width` largest values of every row in descending order, equal ones by id ascending, and
+    their ids, [n, width]."""
     blocks = x_nbx.shape[1]
     if width >= blocks:  # no block can be left out
-        return x_nbx.flatten(1).topk(width, dim=-1)
-    top_blocks = block_max_nb.topk(width, dim=-1).indices
+        return _ordered_topk(x_nbx.flatten(1), width)
+    # Ascending blocks keep candidates in the order of their ids.
+    top_blocks = _ordered_topk(block_max_nb, width)[1].sort(-1).values
     candidates = x_nbx.gather(1, top_blocks[..., None].expand(-1, -1, BLOCK)).flatten(1)
-    values, at = candidates.topk(width, dim=-1)
+    values, at = _ordered_topk(candidates, width)
     return values, top_blocks.gather(1, at // BLOCK) * BLOCK + at % BLOCK
+
+
+def _ordered_topk(x_nm: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """torch.topk with a defined order among equal values: the lower index first."""
+    if width == x_nm.shape[1]:
+        ordered = x_nm.sort(dim=-1, descending=True, stable=True)
+        return ordered.values, ordered.indices
+    bits = (x_nm + 0.0).view(torch.int32)  # -0 becomes 0
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).masked_fill_(x_nm.isnan(), 0x7FFFFFFF).long()
+    index = torch.arange(x_nm.shape[1], device=x_nm.device)
+    at = ((order << 32) - index).topk(width, dim=-1).indices
+    return x_nm.gather(1, at), at
 
 
 def _keep_head(

@@ -1,0 +1,161 @@
+"""Sampling on a GPU: from fp32 logits to tokens without a host synchronisation.
+
+The mathematics and the order of the tokens: sampling_kernels.py. The specification is
+inkling_rocm.engine.sampler on the CPU. Differences: the Gumbel numbers and the sums are fp32, so
+two perturbed logits closer than about 1e-6 may swap, and a token whose preceding mass is within
+about 1e-6 of top_p may fall on the other side of the cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from inkling_rocm.kernels.sampling_choice import _choose_kernel
+from inkling_rocm.kernels.sampling_kernels import BLOCK, _bound_kernel, _scan_kernel
+from inkling_rocm.kernels.sampling_tuning import BOUND, CHOICE, SCAN
+from kernel_base.tuning import TuningRow
+
+MAX_VOCABULARY = 1 << 20  # ids of blocks of one row fit one program
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingEdits:
+    """What changes the logits of some rows before temperature; see engine/logit_edits.py.
+
+    Attributes:
+        penalties: fp32 [n, 3], frequency, presence, repetition.
+        counts: int16 [slots, V], twice the number of times a token was generated, plus one if it
+            is in the prompt of a row with a repetition penalty; saturates at 32767. The kernel adds
+            the sampled token.
+        count_row: int32 [n], row of counts, -1 = no penalties.
+        cu_extra: int32 [n + 1]; extra_ids: int32, extra: fp32: values added to logits of row i at
+            cu_extra[i] .. cu_extra[i + 1] - 1, in this order; -inf excludes the token.
+        allowed: int32 [masks, ceil(V / 32)], bit v % 32 of word v // 32 permits token v.
+        allowed_row: int32 [n], row of allowed, -1 = all.
+    """
+
+    penalties: Tensor
+    counts: Tensor
+    count_row: Tensor
+    cu_extra: Tensor
+    extra_ids: Tensor
+    extra: Tensor
+    allowed: Tensor
+    allowed_row: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRows:
+    """Parameters of n rows on the device.
+
+    Attributes:
+        temperature: fp32 [n], below 1e-6 = greedy. top_k: int32 [n], <= 0 = all, 1 = greedy.
+        top_p: fp64 [n], 1 = off. log_min_p: fp32 [n], log of min_p, -inf = off.
+        seed: int64 [n]. position: int64 [n], absolute position the token will have.
+        edits: None = no row is edited.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    log_min_p: Tensor
+    seed: Tensor
+    position: Tensor
+    edits: SamplingEdits | None = None
+
+
+_DTYPES = {
+    "temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float64,
+    "log_min_p": torch.float32, "seed": torch.int64, "position": torch.int64,
+}  # fmt: skip
+
+
+def sample_rows(
+    logits_nV: Tensor,
+    rows: SamplingRows,
+    *,
+    arch: str,
+    logprobs: bool = False,
+    tokens_out: Tensor | None = None,
+    tuning: tuple[TuningRow | None, TuningRow | None, TuningRow | None] = (None, None, None),
+) -> tuple[Tensor, Tensor | None]:
+    """Draw one token a row: three launches, no host synchronisation, capturable.
+
+    Args:
+        logits_nV: fp32 [n, V], V contiguous; left as they are.
+        logprobs: also the log probability of each token under the softmax of the raw logits.
+        tokens_out: int64 [n].
+        tuning: launch configurations to force.
+    Returns: tokens int64 [n], -1 where the row has no finite logit; log probabilities fp32 [n].
+    In place: rows.edits.counts.
+    Raises: ValueError: an argument does not fit, or there is no tuning row for arch.
+    """
+    n, V = logits_nV.shape
+    device = logits_nV.device
+    _check(logits_nV, rows)
+    tokens = torch.empty(n, dtype=torch.int64, device=device) if tokens_out is None else tokens_out
+    scores = torch.empty(n, dtype=torch.float32, device=device) if logprobs else None
+    if n == 0:
+        return tokens, scores
+    scan, bound, choice = (
+        forced or table.select(arch)
+        for forced, table in zip(tuning, (SCAN, BOUND, CHOICE), strict=True)
+    )
+    blocks = triton.cdiv(V, BLOCK.value)
+    candidates = bound.constexprs["CANDIDATES"]
+    e = rows.edits
+    stats = torch.empty(n, 4, blocks, dtype=torch.float32, device=device)
+    listed = torch.empty(n, candidates, dtype=torch.int32, device=device)
+    facts = torch.empty(n, 5, dtype=torch.int32, device=device)
+    totals = torch.empty(n, dtype=torch.float64, device=device)
+    edited = None if e is None else torch.empty(n, V, dtype=torch.float32, device=device)
+    stride = logits_nV.stride(0)
+    counted = (None, None, 0) if e is None else (e.counts, e.count_row, e.counts.stride(0))
+    which = {"EDITS": e is not None, "LOGPROBS": logprobs}
+    _scan_kernel[(n, triton.cdiv(blocks, scan.constexprs["SCAN_BLOCKS"]))](
+        stats, edited, logits_nV, rows.temperature, rows.top_k,
+        e and e.penalties, *counted[:2], e and e.cu_extra, e and e.extra_ids, e and e.extra,
+        e and e.allowed, e and e.allowed_row,
+        V, blocks, stride, counted[2], e.allowed.stride(0) if e else 0,
+        **which, **scan.launch_kwargs(),
+    )  # fmt: skip
+    params = (
+        logits_nV, rows.temperature, rows.top_k, rows.top_p, rows.log_min_p, rows.seed,
+        rows.position, *counted[:2],
+    )  # fmt: skip
+    _bound_kernel[(n,)](
+        tokens, scores, listed, facts, totals, stats, edited, *params,
+        e and e.cu_extra, e and e.allowed_row, V, blocks, stride, counted[2],
+        ALL_BLOCKS=triton.next_power_of_2(max(blocks, 2)), **which, **bound.launch_kwargs(),
+    )  # fmt: skip
+    _choose_kernel[(n,)](
+        tokens, scores, listed, facts, totals, edited, *params, V, blocks, stride, counted[2],
+        **which, **choice.launch_kwargs(),
+    )  # fmt: skip
+    return tokens, scores
+
+
+def _check(logits_nV: Tensor, rows: SamplingRows) -> None:
+    n, V = logits_nV.shape
+    if logits_nV.dtype != torch.float32 or logits_nV.stride(1) != 1:
+        raise ValueError(
+            f"sample_rows: logits are {logits_nV.dtype} with strides {logits_nV.stride()}, wanted "
+            "float32 with a contiguous last dimension"
+        )
+    if not 0 < V <= MAX_VOCABULARY:
+        raise ValueError(f"sample_rows: {V} tokens, wanted 1 to {MAX_VOCABULARY}")
+    for name, dtype in _DTYPES.items():
+        value = getattr(rows, name)
+        if (tuple(value.shape), value.dtype, value.is_contiguous()) != ((n,), dtype, True):
+            raise ValueError(
+                f"sample_rows: {name} is {value.dtype} {tuple(value.shape)}, wanted contiguous "
+                f"{dtype} ({n},)"
+            )
+    if rows.edits is not None and rows.edits.counts.shape[1] < V:
+        raise ValueError(
+            f"sample_rows: counts have {rows.edits.counts.shape[1]} columns, wanted at least {V}"
+        )

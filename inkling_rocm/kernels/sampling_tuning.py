@@ -1,0 +1,29 @@
+"""Launch configurations of the sampling kernels.
+
+Facts: vocabulary. enable_fp_fusion is off in the scan, so that penalties round as the reference's.
+"""
+
+from __future__ import annotations
+
+from kernel_base.tuning import TuningRow, TuningTable
+
+_GUESS = "starting point: bytes in flight a program, registers a tile; not timed on this GPU"
+ARCHS = ("gfx942", "gfx950", "sm80", "sm90", "sm100")
+
+
+def _rows(constexprs, options) -> tuple[TuningRow, ...]:
+    return tuple(
+        TuningRow(
+            arch=arch, constexprs=constexprs, options=options, evidence="guess", source=_GUESS
+        )
+        for arch in ARCHS
+    )
+
+
+SCAN = TuningTable(
+    "inkling_rocm.sampling_scan",
+    _rows({"SCAN_BLOCKS": 16}, {"num_warps": 4, "enable_fp_fusion": False}),
+)
+# CANDIDATES is shared by the second and third launch of a call.
+BOUND = TuningTable("inkling_rocm.sampling_bound", _rows({"CANDIDATES": 32}, {"num_warps": 4}))
+CHOICE = TuningTable("inkling_rocm.sampling_choice", _rows({"CANDIDATES": 32}, {"num_warps": 8}))
