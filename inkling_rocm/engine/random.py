@@ -15,7 +15,7 @@ _STEP = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-def _signed(value: int) -> int:
+def signed64(value: int) -> int:
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
@@ -29,7 +29,7 @@ def _mix(value: int) -> int:
 
 def row_key(seed: int, position: int) -> int:
     """The key of one token of one sequence, as a signed 64-bit number."""
-    return _signed(_mix(_mix(seed + _STEP) + (position + 1) * _STEP))
+    return signed64(_mix(_mix(seed + _STEP) + (position + 1) * _STEP))
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -44,9 +44,9 @@ def gumbel(keys_n: Tensor, counters_nm: Tensor, *, stream: int) -> Tensor:
                  of the same key.
     Returns: float64 [n, m]; each is a function of its row's key, its counter and stream alone.
     """
-    x = (counters_nm + 1) * _signed(_STEP) + (keys_n[:, None] ^ _signed(_mix(stream)))
+    x = (counters_nm + 1) * signed64(_STEP) + (keys_n[:, None] ^ signed64(_mix(stream)))
     for bits, factor in ((30, _MIX[0]), (27, _MIX[1])):
-        x = (x ^ _shift_right(x, bits)) * _signed(factor)
+        x = (x ^ _shift_right(x, bits)) * signed64(factor)
     x = x ^ _shift_right(x, 31)
     uniform = (_shift_right(x, 11).to(torch.float64) + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform))

@@ -1,0 +1,149 @@
+"""The sampler of a GPU engine: parameters of a step to the device in one copy, tokens stay there.
+
+`sampler.py` is the specification; `kernels/sampling.py` draws. Token counts of penalised sequences
+live on the device, one row a sequence slot, and the kernel keeps them up to date, so that a step
+needs nothing the host has not known before the previous step ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inkling_rocm.engine.logit_edits import LogitEdits
+from inkling_rocm.engine.random import signed64
+from inkling_rocm.engine.sampler import SampleRow
+from inkling_rocm.kernels.sampling import SamplingEdits, SamplingRows, sample_rows
+
+_FIELDS = (
+    ("top_p", np.float64),
+    ("seed", np.int64),
+    ("position", np.int64),
+    ("temperature", np.float32),
+    ("log_min_p", np.float32),
+    ("top_k", np.int32),
+)
+
+
+class DeviceSampler:
+    """Draws on one device.
+
+    Args:
+        vocabulary: real tokens. slots: sequence slots (rows of token counts).
+        arch: architecture name, for the tuning rows.
+    """
+
+    def __init__(self, *, vocabulary: int, slots: int, device: torch.device, arch: str):
+        self.vocabulary = vocabulary
+        self.device = device
+        self.arch = arch
+        self.counts = torch.zeros(slots, vocabulary, dtype=torch.int16, device=device)
+
+    def admit(self, slot: int, edits: LogitEdits) -> None:
+        """Take over the token counts of a sequence that gets `slot`, as the host knows them."""
+        if edits.counts is None:
+            return
+        row = self.counts[slot]
+        row.zero_()
+        ids = torch.from_numpy(edits.counts.ids.copy())
+        known = np.minimum(edits.counts.counts, 16382).astype(np.int16) * 2
+        seen = int(edits.params.repetition_penalty != 1.0)
+        row[ids.to(self.device)] = torch.from_numpy(known + np.int16(seen)).to(self.device)
+
+    def sample(
+        self,
+        logits_nV: Tensor,
+        rows: Sequence[SampleRow],
+        slots: Sequence[int],
+        *,
+        logprobs: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Enqueue the drawing of one token a row; waits for nothing.
+
+        Args:    logits_nV: fp32 [n, V], left as they are. slots: of the rows' sequences.
+        Returns: tokens int64 [n] and log probabilities fp32 [n] on the device, see sample_rows.
+        """
+        return sample_rows(logits_nV, self.rows(rows, slots), arch=self.arch, logprobs=logprobs)
+
+    def rows(self, rows: Sequence[SampleRow], slots: Sequence[int]) -> SamplingRows:
+        """The parameters of a step on the device."""
+        values: dict[str, list] = {
+            "top_p": [r.params.top_p for r in rows],
+            "seed": [signed64(r.seed) for r in rows],
+            "position": [r.position for r in rows],
+            "temperature": [r.params.temperature for r in rows],
+            "log_min_p": [
+                math.log(r.params.min_p) if r.params.min_p > 0 else -math.inf for r in rows
+            ],
+            "top_k": [min(r.params.top_k, self.vocabulary) for r in rows],
+        }
+        arrays = [np.array(values[name], dtype) for name, dtype in _FIELDS]
+        tensors = dict(zip((name for name, _ in _FIELDS), self._put(arrays), strict=True))
+        return SamplingRows(**tensors, edits=self._edits(rows, slots))
+
+    def _edits(self, rows: Sequence[SampleRow], slots: Sequence[int]) -> SamplingEdits | None:
+        if not any(row.edits.active for row in rows):
+            return None
+        penalties, count_row, allowed_row = [], [], []
+        ids: list[NDArray] = [np.zeros(0, np.int32)]
+        extra: list[NDArray] = [np.zeros(0, np.float32)]
+        lengths = [0]
+        masks: list[NDArray] = []
+        for row, slot in zip(rows, slots, strict=True):
+            p, edits = row.params, row.edits
+            penalties.append((p.frequency_penalty, p.presence_penalty, p.repetition_penalty))
+            count_row.append(-1 if edits.counts is None else slot)
+            held = edits.stop_ids if edits.holds_back_stop else edits.stop_ids[:0]
+            ids += [edits.bias_ids.astype(np.int32), held.astype(np.int32)]
+            extra += [edits.bias, np.full(len(held), -math.inf, np.float32)]
+            lengths.append(len(edits.bias_ids) + len(held))
+            allowed = None if edits.mask is None else edits.mask.allowed()
+            allowed_row.append(-1 if allowed is None else len(masks))
+            if allowed is not None:
+                masks.append(_packed(allowed, self.vocabulary))
+        words = -(-self.vocabulary // 32)
+        tensors = self._put(
+            [
+                np.array(penalties, np.float32),
+                np.array(count_row, np.int32),
+                np.cumsum(lengths).astype(np.int32),
+                np.concatenate(ids),
+                np.concatenate(extra),
+                np.array(masks, np.int32).reshape(-1, words),
+                np.array(allowed_row, np.int32),
+            ]
+        )
+        names = (
+            "penalties", "count_row", "cu_extra", "extra_ids", "extra", "allowed", "allowed_row"
+        )  # fmt: skip
+        return SamplingEdits(counts=self.counts, **dict(zip(names, tensors, strict=True)))
+
+    def _put(self, arrays: Sequence[NDArray]) -> list[Tensor]:
+        """Arrays to the device in one copy; those of wider items first."""
+        if self.device.type == "cpu":
+            return [torch.from_numpy(a) for a in arrays]
+        size = sum(a.nbytes for a in arrays)
+        # Pinned memory of torch's cache is not handed out again before the copy has read it.
+        staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        flat, at, spans = staged.numpy(), 0, []
+        for a in arrays:
+            flat[at : at + a.nbytes] = a.reshape(-1).view(np.uint8)
+            spans.append((at, at + a.nbytes))
+            at += a.nbytes
+        moved = staged.to(self.device, non_blocking=True)
+        return [
+            moved[start:stop].view(torch.from_numpy(a[:0].reshape(-1)).dtype).view(a.shape)
+            for a, (start, stop) in zip(arrays, spans, strict=True)
+        ]
+
+
+def _packed(allowed: NDArray, vocabulary: int) -> NDArray:
+    """bool [V] as int32 words, token v at bit v % 32 of word v // 32."""
+    padded = np.zeros(-(-vocabulary // 32) * 32, bool)
+    padded[:vocabulary] = allowed[:vocabulary]
+    return np.packbits(padded, bitorder="little").view(np.int32)
