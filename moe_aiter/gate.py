@@ -24,12 +24,15 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
+from kernel_base.device import drain_stores, let_next_start
 from kernel_base.tuning import TuningRow
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
 from moe_aiter.tuning import ROUTER, SELECT
 
 # Most tokens of the one-launch form.
 ONE_LAUNCH_TOKENS = 16
+# The lowest finite fp32.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -44,7 +47,8 @@ def _sum_slices(partial_ptr, rows, columns, mask, tokens, outputs, SLICES: tl.co
     ptrs = partial_ptr + rows[:, None].to(tl.int64) * outputs + columns[None, :]
     # The programs that wrote these ran on other compute units: read past this one's L1.
     logits = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
-    for _ in range(1, SLICES):
+    # Unrolled: all the loads leave before the first is awaited.
+    for _ in tl.static_range(1, SLICES):
         ptrs += tokens * outputs
         logits += tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
     return logits
@@ -65,18 +69,16 @@ def _select(
     mask_x = mask_t[:, None] & (x < num_experts)[None, :]
     logits = _sum_slices(partial_ptr, t, x, mask_x, tokens, outputs, SLICES)
     bias = tl.load(bias_ptr + x, mask=x < num_experts, other=0.0)
-    score = tl.sigmoid(logits) + bias[None, :]
-    taken = (x >= num_experts)[None, :] | (t < 0)[:, None]
+    # Finite, so that -inf marks what may not be chosen (again); a NaN score ranks last too.
+    score = tl.maximum(tl.sigmoid(logits) + bias[None, :], LOWEST)
+    score = tl.where((x < num_experts)[None, :], score, float("-inf"))
     # Column j < K of `chosen` is the logit of the j-th choice, the next S those of the shared
     # experts.
     chosen = tl.zeros([BLOCK_T, BLOCK_W], tl.float32)
     for k in tl.static_range(TOP_K):
-        free = tl.where(taken, float("-inf"), score)
-        best = tl.max(free, 1)
-        at_best = (free == best[:, None]) & (taken == 0)
-        expert = tl.min(tl.where(at_best, x[None, :], BLOCK_X - 1), 1)
+        expert = tl.argmax(score, 1, tie_break_left=True)
         here = x[None, :] == expert[:, None]
-        taken = taken | here
+        score = tl.where(here, float("-inf"), score)
         logit = tl.sum(tl.where(here, logits, 0.0), 1)
         chosen = tl.where((w == k)[None, :], logit[:, None], chosen)
         tl.store(ids_ptr + t * stride_ids + k, expert, mask=mask_t)
@@ -101,11 +103,12 @@ def _select(
 def _router_kernel(
     partial_ptr, ticket_ptr, ids_ptr, weights_ptr, x_ptr, w_ptr, bias_ptr, scale_ptr,
     tokens, num_experts, hidden, route_scale, stride_x, stride_ids,
-    SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr, EVEN_K:
-    tl.constexpr,
+    SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr,
+    EVEN_K: tl.constexpr, AMD: tl.constexpr, NEXT_EARLY: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(NEXT_EARLY)
     outputs = num_experts + SHARED
     t = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -132,7 +135,9 @@ def _router_kernel(
         mask=mask_t[:, None] & mask_n[None, :],
     )
     if FINISH:
-        tl.debug_barrier()  # every wave's stores are before the ticket
+        # Every wave's stores must be out before the ticket is drawn.
+        drain_stores(tl.arange(0, BLOCK_M), AMD)
+        tl.debug_barrier()
         programs = tl.num_programs(1) * tl.num_programs(2)
         ticket = tl.atomic_add(ticket_ptr, 1, sem="acq_rel", scope="gpu")
         if ticket < programs - 1:
@@ -248,6 +253,7 @@ def gate(
         global_scale,
         T, X, H, route_scale, x.stride(0), ids.stride(0),
         FINISH=finish, EVEN_K=H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0,
+        AMD=arch.vendor == "amd",
         BLOCK_T=block_t,
         **shared, **row.launch_kwargs(),
     )  # fmt: skip

@@ -103,8 +103,10 @@ def _down_grouped():
 
 
 def _router():
-    def tile(m, n, k, slice_):
-        return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_}
+    def tile(m, n, k, slice_, next_early=False):
+        return {
+            "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_, "NEXT_EARLY": next_early,
+        }  # fmt: skip
 
     for arch in AMD:
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 64, 512), _amd(4))

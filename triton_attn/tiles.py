@@ -4,6 +4,8 @@ step."""
 import triton
 import triton.language as tl
 
+from kernel_base.device import drain_stores as drain_stores
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -77,22 +79,3 @@ def find_request(block, cu_seqlens_q_ptr, num_requests, BLOCK_M: tl.constexpr):
         else:
             high = middle
     return low
-
-
-@triton.jit
-def drain_stores(lanes, AMD: tl.constexpr):
-    """Each wave waits for its own global stores; `lanes` is any small int32 tensor.
-
-    A barrier on AMD waits for LDS only: without this, a ticket that one wave draws could be seen
-    before another wave's partial results (the emulator's store order shows it). NVIDIA's barrier
-    orders them already.
-    """
-    if AMD:
-        tl.inline_asm_elementwise(
-            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, $1",
-            "=v,v",
-            [lanes],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )

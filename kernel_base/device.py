@@ -1,0 +1,67 @@
+"""Triton helpers about order and memory that more than one package's kernels use."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def drain_stores(lanes, AMD: tl.constexpr):
+    """Each wave waits for its own global stores; `lanes` is any small int32 tensor.
+
+    A barrier on AMD waits for LDS only: without this, a ticket that one wave draws could be seen
+    before another wave's partial results (the emulator's store order shows it). NVIDIA's barrier
+    orders them already.
+    """
+    if AMD:
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, $1",
+            "=v,v",
+            [lanes],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def await_previous(DEPENDENT: tl.constexpr):
+    """In a launch that may start before the previous one has ended (option launch_pdl, NVIDIA only):
+    wait for its end and its stores. What comes before may touch nothing that an earlier launch
+    writes."""
+    if DEPENDENT:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def let_next_start(DEPENDENT: tl.constexpr):
+    """Allow the next launch, if it has launch_pdl, to start once every program was here."""
+    if DEPENDENT:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0",
+            "=r",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def prefetch_l2(ptr, elements, program, programs, LINES: tl.constexpr):
+    """NVIDIA: bring this program's share of `elements` contiguous elements into L2, 128 bytes a
+    lane."""
+    per_line: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
+    lines = tl.cdiv(elements, per_line)
+    lanes = tl.arange(0, LINES)
+    for first in range(program * LINES, lines, programs * LINES):
+        line = tl.minimum(first + lanes, lines - 1).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [(ptr + line * per_line).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
