@@ -29,6 +29,11 @@ def tau(positions: Tensor, attention: AttentionConfig, dtype=torch.float32) -> T
     return 1.0 + attention.log_alpha * torch.log((length / attention.log_floor).clamp(min=1.0))
 
 
+def tau_key(attention: AttentionConfig) -> tuple:
+    """Where BatchMeta.memo keeps a forward's tau, fp32 [T], for layers with these constants."""
+    return ("tau", attention.log_floor, attention.log_alpha)
+
+
 def attention_prologue(
     qkvr: Tensor,
     *,

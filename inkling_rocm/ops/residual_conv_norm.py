@@ -29,17 +29,21 @@ def residual_conv_norm(
     meta: BatchMeta,
     ring: ConvStateView,
     comm: Comm,
+    second_partial_TH: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Reduce, convolve, add, normalise.
 
     Args:
         partial_TH: [T, H], this rank's partial sum; may be overwritten.
+        second_partial_TH: a second one to add to it (routed and shared experts computed apart).
         residual_TH: [T, H], the residual stream. A block drafter taps this argument: it is the
             stream before the layer's last short convolution.
         conv_WH: fp32 [W, H]. norm_H: [H].
     Returns: (normed [T, H], residual [T, H]), both in the model dtype.
     In place: ring (see short_conv).
     """
+    if second_partial_TH is not None:
+        partial_TH = partial_TH + second_partial_TH
     reduced_TH = comm.all_reduce(partial_TH)
     residual_TH = residual_TH + short_conv(reduced_TH, conv_WH, meta, ring)
     return rms_norm(residual_TH, norm_H, eps), residual_TH

@@ -12,6 +12,7 @@ chunk began.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -75,16 +76,34 @@ def _plan(meta: BatchMeta, ring: ConvStateView, taps: int) -> ConvPlan:
     return ConvPlan(past, ring_rows, write_from, write_to)
 
 
-def _snapshot(meta: BatchMeta, ring: ConvStateView, taps: int) -> None:
-    """Copy rows P-(W-1) .. P-1 of each row that asks for it to its snapshot slot."""
+def _snapshot(x_TC: Tensor, meta: BatchMeta, ring: ConvStateView, taps: int) -> None:
+    """Copy the inputs P-(W-1) .. P-1 of each row that asks for it to its snapshot slot; to be
+    called before the chunk is stored, which may overwrite the oldest of them.
+
+    Those in the chunk come from it; those before it from the ring, as zeros where the history does
+    not reach; those after it are not known yet and are left out, as are tokens without a slot.
+    """
     assert ring.snapshot_slot is not None
     assert ring.snapshot_position is not None
     ring_len = ring.state.shape[1]
-    rows = (ring.snapshot_slot > 0).nonzero()[:, 0]
-    back = torch.arange(taps - 1, 0, -1, device=ring.state.device)
-    at = (ring.snapshot_position.long()[rows][:, None] - back) % ring_len
-    source, target = ring.slot.long()[rows][:, None], ring.snapshot_slot.long()[rows][:, None]
-    ring.state[target, at] = ring.state[source, at]
+    q_len = meta.cu_seqlens_q.diff()
+    rows = ((ring.snapshot_slot > 0) & (ring.slot > 0) & (q_len > 0)).nonzero()[:, 0]
+    for row, distance in itertools.product(rows.tolist(), range(1, taps)):
+        position = int(ring.snapshot_position[row]) - distance
+        token = position - int(meta.q_start[row])
+        ring_row = position % ring_len
+        if position < 0 or token >= q_len[row] or token <= -taps:
+            continue
+        if token >= 0:
+            token += int(meta.cu_seqlens_q[row])
+            if ring.token_slot[token] == 0:
+                continue
+            value = x_TC[token]
+        elif -token <= ring.history[row]:
+            value = ring.state[ring.slot[row], ring_row]
+        else:
+            value = torch.zeros_like(x_TC[0])
+        ring.state[ring.snapshot_slot[row], ring_row] = value
 
 
 def short_conv(x_TC: Tensor, weight_WC: Tensor, meta: BatchMeta, ring: ConvStateView) -> Tensor:
@@ -111,7 +130,7 @@ def short_conv(x_TC: Tensor, weight_WC: Tensor, meta: BatchMeta, ring: ConvState
     y_TC = (past_TwC * weight_WC[:-1]).sum(1)
     y_TC = torch.addcmul(y_TC, x_TC.to(y_TC.dtype), weight_WC[-1]).add_(x_TC)
     stored = x_TC if plan.write_from is None else x_TC.index_select(0, plan.write_from)
-    flat_ring.index_copy_(0, plan.write_to, stored)
     if ring.snapshot_slot is not None:
-        _snapshot(meta, ring, taps)
+        _snapshot(x_TC, meta, ring, taps)
+    flat_ring.index_copy_(0, plan.write_to, stored)
     return y_TC.to(x_TC.dtype)

@@ -1,0 +1,70 @@
+"""Launch configurations of the layer kernels, per architecture, with the evidence behind each.
+
+Facts a row may ask for: tokens (T), rows (tokens times heads), channels, hidden, bits.
+"""
+
+from kernel_base.tuning import TuningRow, TuningTable
+
+_GUESS = "starting point: 8 to 16 elements a lane, 16-byte accesses; not yet timed"
+AMD = ("gfx942", "gfx950")
+NVIDIA = ("sm80", "sm90", "sm100")
+
+
+def _row(arch, when, constexprs, num_warps, evidence="guess", source=_GUESS):
+    return TuningRow(
+        arch=arch,
+        when=when,
+        constexprs=constexprs,
+        options={"num_warps": num_warps},
+        evidence=evidence,
+        source=source,
+    )
+
+
+def _prologue():
+    # One warp where a program may overwrite the history it has read (conv.py): a warp's accesses
+    # stay in order, several warps' do not.
+    for arch in AMD:
+        yield _row(arch, {"decode": True}, {"ROWS": 2}, 1)
+        yield _row(arch, {"tokens": (None, 512)}, {"ROWS": 4}, 1)
+        yield _row(arch, {}, {"ROWS": 16}, 4)
+    for arch in NVIDIA:
+        yield _row(arch, {"decode": True}, {"ROWS": 1}, 1)
+        yield _row(arch, {"tokens": (None, 512)}, {"ROWS": 2}, 1)
+        yield _row(arch, {}, {"ROWS": 16}, 4)
+
+
+ATTENTION_PROLOGUE = TuningTable("inkling_rocm.attention_prologue", tuple(_prologue()))
+
+# One warp: a program's reads of the ring come before its writes (conv.py).
+RING_TAIL = TuningTable(
+    "inkling_rocm.ring_tail",
+    tuple(_row(arch, {}, {"BLOCK_C": 512 if arch in AMD else 256}, 1) for arch in AMD + NVIDIA),
+)
+
+
+def _residual():
+    for arch in AMD:
+        yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1}, 1)
+        yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1}, 8)
+        yield _row(arch, {}, {"TOKENS": 8}, 8)
+    for arch in NVIDIA:
+        yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1}, 2)
+        yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1}, 16)
+        yield _row(arch, {}, {"TOKENS": 8}, 16)
+
+
+RESIDUAL_CONV_NORM = TuningTable("inkling_rocm.residual_conv_norm", tuple(_residual()))
+
+
+def _norm():
+    for arch in AMD:
+        yield _row(arch, {"hidden": (None, 1024)}, {}, 1)
+        yield _row(arch, {}, {}, 8)
+    for arch in NVIDIA:
+        yield _row(arch, {"hidden": (None, 1024)}, {}, 2)
+        yield _row(arch, {}, {}, 8)
+
+
+RMS_NORM = TuningTable("inkling_rocm.rms_norm", tuple(_norm()))
+EMBED = TuningTable("inkling_rocm.embed", tuple(_norm()))
