@@ -143,9 +143,9 @@ def _scan_kernel(
 @triton.jit
 def _scaled(x, temperature_ptr, top_k_ptr, row):
     """Logits over temperature, greedy rows' as they are."""
-    if _is_greedy(temperature_ptr, top_k_ptr, row):
-        return x + 0.0
-    return tl.div_rn(x, tl.zeros_like(x) + tl.load(temperature_ptr + row))
+    greedy = _is_greedy(temperature_ptr, top_k_ptr, row)
+    divisor = tl.where(greedy, 1.0, tl.load(temperature_ptr + row))
+    return tl.div_rn(x, tl.zeros_like(x) + divisor)
 
 
 @triton.jit
@@ -157,9 +157,10 @@ def _is_greedy(temperature_ptr, top_k_ptr, row):
 def _values_at(logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr, row, token, real,
                vocabulary, stride_logits, EDITS: tl.constexpr):  # fmt: skip
     """x of some tokens of a row; -inf where not real. Edited rows come from their own buffer."""
-    x = tl.load(
-        logits_ptr + row * stride_logits + token, mask=real & (edited == 0), other=float("-inf")
-    )
+    raw = real
+    if EDITS:
+        raw = real & (edited == 0)
+    x = tl.load(logits_ptr + row * stride_logits + token, mask=raw, other=float("-inf"))
     if EDITS:
         kept = real & (edited != 0)
         y = tl.load(edited_ptr + row * vocabulary + token, mask=kept, other=float("-inf"))

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from inkling_rocm.host import Comm
+from inkling_rocm.ops import moe_support
 from inkling_rocm.ops.registry import Variant
 
 
@@ -27,4 +28,12 @@ def lm_head(
     return comm.all_gather(local_TV, dim=-1)[:, :vocab_size].float()
 
 
-VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.lm_head:lm_head"),)
+VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.kernels.lm_head:LmHead",
+        per_engine=True,
+        supports=moe_support.triton,
+    ),
+    Variant(name="torch", function="inkling_rocm.ops.lm_head:lm_head"),
+)

@@ -59,9 +59,7 @@ def test_equal_logits_are_kept_by_id():
     params = [
         SamplingParams(top_k=k, top_p=p) for k, p in ((9, 1.0), (170, 0.4), (-1, 0.6), (300, 0.999))
     ]
-    rows = [
-        make_row(params[i % 4], seed=i, position=0, vocabulary=600) for i in range(len(logits))
-    ]
+    rows = [make_row(params[i % 4], seed=i, position=0, vocabulary=600) for i in range(len(logits))]
     tokens = emulated(logits, rows)[0]
     assert tokens == sample(logits, rows, keep_logits=True)
     for i in range(0, 24, 4):
@@ -148,8 +146,12 @@ def test_strided_logits():
 
 
 def test_the_comparison_sees_a_changed_cut():
-    rows = [make_row(SamplingParams(top_p=0.5), seed=i, position=0, vocabulary=300) for i in range(9)]
-    other = [make_row(SamplingParams(top_p=0.7), seed=i, position=0, vocabulary=300) for i in range(9)]
+    rows = [
+        make_row(SamplingParams(top_p=0.5), seed=i, position=0, vocabulary=300) for i in range(9)
+    ]
+    other = [
+        make_row(SamplingParams(top_p=0.7), seed=i, position=0, vocabulary=300) for i in range(9)
+    ]
     logits = draw_logits(9, 300)
     assert emulated(logits, rows)[0] != sample(logits, other, keep_logits=True)
 

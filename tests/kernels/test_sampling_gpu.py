@@ -121,8 +121,6 @@ def test_a_graph_replays_what_eager_calls_draw(device, arch):
 def test_repeated_calls_are_bitwise_equal(device, arch):
     rows = make_rows(34, VOCABULARY, masks=False)
     logits = draw_logits(34, VOCABULARY, spread=1.0).to(device)
-    first, second = (
-        device_tokens(logits, rows, device, arch, logprobs=True)[:2] for _ in range(2)
-    )
+    first, second = (device_tokens(logits, rows, device, arch, logprobs=True)[:2] for _ in range(2))
     assert first[0] == second[0]
     assert torch.equal(first[1], second[1])
