@@ -4,12 +4,23 @@ memory."""
 from __future__ import annotations
 
 import torch
+import triton
 
 from kernel_base.arch import Arch, arch_named, arch_of_device
 from triton_attn.score_mod import RelativeBias, ScoreMod
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-HEAD_DIMS = (64, 96, 128, 192, 256)
+MAX_HEAD_DIM = 256
+
+
+def head_dim_fits(head_dim: int) -> bool:
+    """Whether the kernels take it: 16-byte rows in 16 bits, and a tile that registers hold."""
+    return head_dim % 8 == 0 and 8 <= head_dim <= MAX_HEAD_DIM
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Columns of the kernels' tiles: a power of two, and at least a matrix instruction's 16."""
+    return max(16, triton.next_power_of_2(head_dim))
 
 
 def request_arch(arch: Arch | str | None, q: torch.Tensor) -> Arch:
@@ -38,7 +49,7 @@ def check_paged(
 
     T, h, D = q.shape
     require(q.dtype in DTYPES, "q's dtype", q.dtype, " or ".join(map(str, DTYPES)))
-    require(D in HEAD_DIMS, "head_dim", D, f"one of {HEAD_DIMS}")
+    require(head_dim_fits(D), "head_dim", D, f"a multiple of 8, at most {MAX_HEAD_DIM}")
     require(q.stride(2) == 1, "q's last stride", q.stride(2), "1 (make the head dim contiguous)")
     for what, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
         require(

@@ -9,7 +9,7 @@ import triton
 
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
-from triton_attn.checks import check_paged, request_arch
+from triton_attn.checks import check_paged, padded_head_dim, request_arch
 from triton_attn.decode_kernels import _decode_kernel, _merge_kernel
 from triton_attn.prefill import MOD_RELATIVE, mod_facts
 from triton_attn.score_mod import PROFILE_PAD, RelativeBias, ScoreMod
@@ -49,7 +49,7 @@ class DecodeWorkspace:
         most query tokens)."""
         pairs = max_requests * num_kv_heads
         rows = max(16, triton.next_power_of_2(max_rows))
-        size = pairs * MAX_SPLITS * rows * (triton.next_power_of_2(head_dim) + 2)
+        size = pairs * MAX_SPLITS * rows * (padded_head_dim(head_dim) + 2)
         return DecodeWorkspace(
             partial=torch.empty(size, dtype=torch.float32, device=device),
             tickets=torch.zeros(pairs, dtype=torch.int32, device=device),
@@ -182,7 +182,7 @@ def _launch(
     workspace = workspace or DecodeWorkspace.allocate(
         q.device, max_requests=B, num_kv_heads=g, max_rows=block_rows, head_dim=D
     )
-    block_d = triton.next_power_of_2(D)
+    block_d = padded_head_dim(D)
     pairs = B * g
     lm_at = pairs * MAX_SPLITS * block_rows * block_d
     if (

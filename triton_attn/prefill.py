@@ -18,7 +18,7 @@ import triton.language as tl
 
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
-from triton_attn.checks import check_paged, request_arch
+from triton_attn.checks import check_paged, padded_head_dim, request_arch
 from triton_attn.profile import (
     BUFFER_PAD,
     Chunk,
@@ -342,7 +342,7 @@ def attention_prefill(
             B, chunk.head0, chunk.first_block, *strides, softmax_scale,
             SCORE_MOD=score_mod.fn if isinstance(score_mod, ScoreMod) else None,
             MAY_MASK=isinstance(score_mod, ScoreMod) and score_mod.may_mask,
-            BLOCK_D=triton.next_power_of_2(D),
+            BLOCK_D=padded_head_dim(D),
             XCDS=arch.xcds,
             **constants,
         )  # fmt: skip

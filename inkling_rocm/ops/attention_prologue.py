@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inkling_rocm.config import AttentionConfig
 from inkling_rocm.host import BatchMeta, ConvStateView, KVCacheView
+from inkling_rocm.ops import triton_support
 from inkling_rocm.ops.registry import Variant
 from inkling_rocm.ops.rms_norm import rms_norm
 from inkling_rocm.ops.short_conv import short_conv
@@ -84,5 +85,11 @@ def write_kv(k_TgD: Tensor, v_TgD: Tensor, meta: BatchMeta, kv: KVCacheView) -> 
 
 
 VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.ops.layer_triton:make_attention_prologue",
+        per_engine=True,
+        supports=triton_support.layer,
+    ),
     Variant(name="torch", function="inkling_rocm.ops.attention_prologue:attention_prologue"),
 )

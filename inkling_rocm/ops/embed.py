@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from inkling_rocm.host import Comm
+from inkling_rocm.ops import triton_support
 from inkling_rocm.ops.registry import Variant
 from inkling_rocm.ops.rms_norm import rms_norm
 
@@ -29,4 +30,12 @@ def embed(input_ids: Tensor, table_VH: Tensor, norm_H: Tensor, *, eps: float, co
     return rms_norm(comm.all_reduce(rows_TH), norm_H, eps)
 
 
-VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.embed:embed"),)
+VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.ops.layer_triton:make_embed",
+        per_engine=True,
+        supports=triton_support.layer,
+    ),
+    Variant(name="torch", function="inkling_rocm.ops.embed:embed"),
+)

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from inkling_rocm.ops.registry import OpContext
-
-
-def triton(context: OpContext) -> str | None:
-    """Why the Triton kernels cannot run here."""
-    if context.arch.vendor == "cpu":
-        return "Triton kernels need a GPU"
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    return None
+from inkling_rocm.ops.triton_support import layer as triton
 
 
 def aiter_experts(context: OpContext) -> str | None:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from inkling_rocm.config import AttentionConfig
 from inkling_rocm.host import BatchMeta, KVCacheView
+from inkling_rocm.ops import triton_support
 from inkling_rocm.ops.attention_prologue import tau
 from inkling_rocm.ops.registry import Variant
 
@@ -188,4 +189,13 @@ def _bias(r: Tensor, rel_proj: Tensor, block: _Block) -> Tensor:
     return bias if block.tau is None else bias * block.tau.view(-1, 1, 1)
 
 
-VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.rel_attention:rel_attention"),)
+VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.ops.rel_attention_triton:RelAttention",
+        per_engine=True,
+        prepare="inkling_rocm.ops.rel_attention_triton:prepare",
+        supports=triton_support.attention,
+    ),
+    Variant(name="torch", function="inkling_rocm.ops.rel_attention:rel_attention"),
+)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from inkling_rocm.host import BatchMeta, Comm, ConvStateView
+from inkling_rocm.ops import triton_support
 from inkling_rocm.ops.registry import Variant
 from inkling_rocm.ops.rms_norm import rms_norm
 from inkling_rocm.ops.short_conv import short_conv
@@ -50,5 +51,11 @@ def residual_conv_norm(
 
 
 VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.ops.layer_triton:make_residual_conv_norm",
+        per_engine=True,
+        supports=triton_support.layer,
+    ),
     Variant(name="torch", function="inkling_rocm.ops.residual_conv_norm:residual_conv_norm"),
 )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from inkling_rocm.ops import triton_support
 from inkling_rocm.ops.registry import Variant
 
 
@@ -27,4 +28,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), weight.shape, eps=eps).to(x.dtype) * weight
 
 
-VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.rms_norm:rms_norm"),)
+VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.ops.layer_triton:make_rms_norm",
+        per_engine=True,
+        supports=triton_support.layer,
+    ),
+    Variant(name="torch", function="inkling_rocm.ops.rms_norm:rms_norm"),
+)
