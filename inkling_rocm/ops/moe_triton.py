@@ -22,7 +22,8 @@ _WORKSPACES: dict[torch.device, moe_aiter.GateWorkspace] = {}
 
 def _workspace(device: torch.device) -> moe_aiter.GateWorkspace | None:
     workspace = _WORKSPACES.get(device)
-    if workspace is None and not torch.cuda.is_current_stream_capturing():
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if workspace is None and not capturing:
         workspace = _WORKSPACES[device] = moe_aiter.GateWorkspace.allocate(device)
     return workspace
 
