@@ -235,6 +235,8 @@ def gate(
         return ids, weights_out
     row = rows[0] or ROUTER.select(arch.name, tokens=T, bits=x.element_size() * 8, hidden=H)
     c: dict[str, Any] = dict(row.constexprs)
+    # A slice longer than the depth is the whole depth, not masked steps behind its end.
+    c["SLICE"] = min(c["SLICE"], triton.cdiv(H, c["BLOCK_K"]) * c["BLOCK_K"])
     slices = triton.cdiv(H, c["SLICE"])
     most_tokens = min(ONE_LAUNCH_TOKENS, c["BLOCK_M"])
     finish = most_tokens >= T
@@ -255,7 +257,7 @@ def gate(
         FINISH=finish, EVEN_K=H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0,
         AMD=arch.vendor == "amd",
         BLOCK_T=block_t,
-        **shared, **row.launch_kwargs(),
+        **shared, **c, **row.options,
     )  # fmt: skip
     if not finish:
         _select_kernel[(triton.cdiv(T, block_t),)](

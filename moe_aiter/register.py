@@ -168,8 +168,9 @@ def _combine_cases(arch: str, row: TuningRow) -> Iterable[Case]:
     yield Case(name="three choices, one shared, one addend", run=partial(_run_combine, arch, row))
 
 
-def _entry(table: TuningTable, kernel: str, cases) -> KernelEntry:
-    return register(KernelEntry(name=table.kernel, kernels=(kernel,), table=table, cases=cases))
+def _entry(table: TuningTable, kernels: str, cases) -> KernelEntry:
+    names = tuple(kernels.split())
+    return register(KernelEntry(name=table.kernel, kernels=names, table=table, cases=cases))
 
 
 ENTRIES = (
@@ -194,7 +195,12 @@ ENTRIES = (
         partial(_choice_cases, False),
     ),
     _entry(tuning.COMBINE, "moe_aiter.grouped:_combine_kernel", _combine_cases),
-    _entry(tuning.SORT, "moe_aiter.routing:_sort_kernel", _sort_cases),
+    _entry(
+        tuning.SORT,
+        "moe_aiter.routing:_sort_kernel moe_aiter.routing:_count_kernel"
+        " moe_aiter.routing:_place_kernel",
+        _sort_cases,
+    ),
     _entry(tuning.ROUTER, "moe_aiter.gate:_router_kernel", _router_cases),
     _entry(tuning.SELECT, "moe_aiter.gate:_select_kernel", _select_cases),
 )

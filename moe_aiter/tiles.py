@@ -25,6 +25,16 @@ def expert_weights(routed_ptr, shared_ptr, expert, shared, size):
 
 
 @triton.jit
+def add_product(acc, a, b):
+    """acc + a b. With fp32 operands the step is summed by itself first: one chain of fp32 additions
+    over the whole depth would lose several times what a blocked sum loses."""
+    if a.dtype == tl.float32:
+        return acc + tl.dot(a, b, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc)
+
+
+@triton.jit
 def gate_up_tile(
     x_ptr, rows, mask_m, w_ptr, n0, hidden, width, stride_x,
     EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -55,8 +65,8 @@ def gate_up_tile(
             x = tl.load(x_ptr + k + x_offs, mask=mask_k[None, :], other=0.0)
             g = tl.load(w_ptr + k + w_offs, mask=mask_k[:, None], other=0.0)
             u = tl.load(up_ptr + k + w_offs, mask=mask_k[:, None], other=0.0)
-        gate = tl.dot(x, g, gate, input_precision="ieee")
-        up = tl.dot(x, u, up, input_precision="ieee")
+        gate = add_product(gate, x, g)
+        up = add_product(up, x, u)
     return gate * tl.sigmoid(gate) * up
 
 
@@ -77,7 +87,7 @@ def down_step(
         mask_k = offs_k < width
         a = tl.load(a_ptrs, mask=mask_k[None, :], other=0.0)
         w = tl.load(w_ptrs, mask=mask_k[:, None], other=0.0)
-    return tl.dot(a, w, acc, input_precision="ieee")
+    return add_product(acc, a, w)
 
 
 @triton.jit

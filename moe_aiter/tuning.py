@@ -10,6 +10,7 @@ from kernel_base.tuning import TuningRow, TuningTable
 _GUESS = (
     "starting point: tile sizes from the bytes in flight and registers a tile needs; not yet timed"
 )
+_H200 = "bench/results/moe_tuning_h200_2026-11-30.jsonl"
 AMD = ("gfx942", "gfx950")
 NVIDIA = ("sm80", "sm90", "sm100")
 
@@ -25,6 +26,11 @@ def _row(arch, when, constexprs, options, evidence="guess", source=_GUESS):
     )
 
 
+def _measured(when, constexprs, options):
+    """A row found on an H200."""
+    return _row("sm90", when, constexprs, options, "measured", _H200)
+
+
 def _amd(num_warps, num_stages=2, **more):
     return {"num_warps": num_warps, "num_stages": num_stages, "matrix_instr_nonkdim": 16, **more}
 
@@ -34,8 +40,8 @@ def _fp32(arch):
     return _amd(4, 1) if arch == "gfx950" else _amd(4)
 
 
-def _nvidia(num_warps, num_stages):
-    return {"num_warps": num_warps, "num_stages": num_stages}
+def _nvidia(num_warps, num_stages, **more):
+    return {"num_warps": num_warps, "num_stages": num_stages, **more}
 
 
 def _gemm(block_m, block_n, block_k, group_m=1):
@@ -51,8 +57,15 @@ def _swiglu_tokens():
         yield _row(arch, {}, _gemm(128, 64, 64, 8), _amd(4))
     for arch in NVIDIA:
         stages = 3 if arch == "sm80" else 4
-        yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 64), _nvidia(4, 3))
+        yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 32), _nvidia(4, 3))
         yield _row(arch, {"bits": 32}, _gemm(64, 32, 32, 8), _nvidia(4, 3))
+        if arch == "sm90":
+            yield _measured({"tokens": (None, 2)}, _gemm(16, 32, 256), _nvidia(4, 6))
+            yield _measured({"tokens": (None, 16)}, _gemm(16, 32, 128), _nvidia(4, 3))
+            yield _measured({"tokens": (None, 64)}, _gemm(16, 32, 256, 8), _nvidia(4, 3))
+            yield _measured({"tokens": (None, 2048)}, _gemm(64, 64, 64, 8), _nvidia(4, 4))
+            yield _measured({}, _gemm(128, 128, 64, 8), _nvidia(8, 3))
+            continue
         yield _row(arch, {"tokens": (None, 2)}, _gemm(16, 16, 256), _nvidia(4, stages))
         yield _row(arch, {"tokens": (None, 16)}, _gemm(16, 32, 128), _nvidia(4, stages))
         yield _row(arch, {"tokens": (None, 64)}, _gemm(64, 32, 128), _nvidia(4, 3))
@@ -68,8 +81,13 @@ def _down_tokens():
         yield _row(arch, {}, _gemm(128, 128, 64, 8), _amd(8))
     for arch in NVIDIA:
         stages = 3 if arch == "sm80" else 4
-        yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 64), _nvidia(4, 3))
+        yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 32), _nvidia(4, 3))
         yield _row(arch, {"bits": 32}, _gemm(64, 64, 32, 8), _nvidia(4, 3))
+        if arch == "sm90":
+            yield _measured({"tokens": (None, 16)}, _gemm(16, 16, 128), _nvidia(2, 10))
+            yield _measured({"tokens": (None, 64)}, _gemm(64, 32, 128), _nvidia(4, 3))
+            yield _measured({}, _gemm(128, 256, 64, 8), _nvidia(8, 3))
+            continue
         yield _row(arch, {"tokens": (None, 16)}, _gemm(16, 32, 128), _nvidia(4, stages))
         yield _row(arch, {"tokens": (None, 64)}, _gemm(64, 32, 128), _nvidia(4, 3))
         yield _row(arch, {}, _gemm(128, 256, 64, 8), _nvidia(8, 3))
@@ -84,6 +102,12 @@ def _swiglu_grouped():
         yield _row(arch, {}, _gemm(128, 64, 64, 4), _amd(8))
     for arch in NVIDIA:
         yield _row(arch, {"bits": 32}, _gemm(32, 32, 32, 4), _nvidia(4, 3))
+        if arch == "sm90":
+            yield _measured({"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
+            yield _measured({"rows": (None, 24)}, _gemm(32, 64, 128, 4), _nvidia(4, 3))
+            yield _measured({"rows": (None, 48)}, _gemm(64, 64, 128, 1), _nvidia(4, 4))
+            yield _measured({}, _gemm(128, 128, 64, 4), _nvidia(8, 3))
+            continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
         yield _row(arch, {"rows": (None, 48)}, _gemm(64, 64, 128, 4), _nvidia(4, 3))
         yield _row(arch, {}, _gemm(128, 128, 64, 4), _nvidia(8, 3))
@@ -97,6 +121,12 @@ def _down_grouped():
         yield _row(arch, {}, _gemm(128, 128, 64, 4), _amd(8))
     for arch in NVIDIA:
         yield _row(arch, {"bits": 32}, _gemm(32, 64, 32, 4), _nvidia(4, 3))
+        if arch == "sm90":
+            yield _measured({"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))
+            yield _measured({"rows": (None, 24)}, _gemm(32, 128, 128, 4), _nvidia(4, 2))
+            yield _measured({"rows": (None, 48)}, _gemm(64, 128, 64, 4), _nvidia(4, 3))
+            yield _measured({}, _gemm(128, 256, 64, 4), _nvidia(8, 3))
+            continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))
         yield _row(arch, {"rows": (None, 48)}, _gemm(64, 128, 64, 4), _nvidia(4, 4))
         yield _row(arch, {}, _gemm(128, 256, 64, 4), _nvidia(8, 3))
@@ -114,6 +144,13 @@ def _router():
         yield _row(arch, {}, tile(64, 64, 64, 8192), _amd(4))
     for arch in NVIDIA:
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
+        if arch == "sm90":
+            yield _measured({"tokens": (None, 16)}, tile(16, 32, 64, 512), _nvidia(4, 4))
+            yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
+            yield _measured({"tokens": (None, 1024)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
+            yield _measured({"tokens": (None, 8192)}, tile(128, 64, 64, 2048), _nvidia(8, 4))
+            yield _measured({}, tile(128, 64, 64, 8192), _nvidia(8, 3))
+            continue
         yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 128, 512), _nvidia(4, 4))
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _nvidia(4, 4))
@@ -130,13 +167,23 @@ DOWN_TOKENS = TuningTable("moe_aiter.down_tokens", tuple(_down_tokens()))
 SWIGLU_GROUPED = TuningTable("moe_aiter.swiglu_grouped", tuple(_swiglu_grouped()))
 DOWN_GROUPED = TuningTable("moe_aiter.down_grouped", tuple(_down_grouped()))
 ROUTER = TuningTable("moe_aiter.router", tuple(_router()))
-SELECT = TuningTable("moe_aiter.select", tuple(_each({"BLOCK_T": 4}, {"num_warps": 4})))
+SELECT = TuningTable(
+    "moe_aiter.select",
+    (
+        _measured({}, {"BLOCK_T": 1}, {"num_warps": 1}),
+        *(row for row in _each({"BLOCK_T": 4}, {"num_warps": 4}) if row.arch != "sm90"),
+    ),
+)
 SORT = TuningTable(
     "moe_aiter.sort",
     tuple(
-        _row(arch, when, {"BLOCK_P": block}, {"num_warps": warps})
+        _row(arch, when, {"LAUNCHES": launches, "BLOCK_P": block}, {"num_warps": warps})
         for arch in (*AMD, *NVIDIA)
-        for when, block, warps in (({"choices": (None, 1024)}, 256, 4), ({}, 2048, 8))
+        for when, launches, block, warps in (
+            ({"choices": (None, 1024)}, 1, 256, 4),
+            ({"choices": (None, 4096)}, 1, 2048, 8),
+            ({}, 2, 256, 8),
+        )
     ),
 )
 COMBINE = TuningTable("moe_aiter.combine", tuple(_each({"BLOCK_N": 2048}, {"num_warps": 4})))

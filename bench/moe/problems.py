@@ -13,6 +13,8 @@ TOP_K, SHARED, EXPERTS = 6, 2, 256
 MODELS = {"inkling-tp8": (6144, 384), "small-tp8": (4096, 256)}
 # A graph runs calls with different routings, so that no call finds its experts in L2 from the last.
 ROUTINGS = 8
+# The shared experts are in every call: those too come from memory only if the calls have copies.
+SHARED_COPIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +65,15 @@ def make_layer(model: str, tokens: int, weights: dict[str, torch.Tensor], shared
     """`ROUTINGS` calls; shared = 0 leaves the shared experts out (the routed experts alone)."""
     hidden, _ = MODELS[model]
     device = weights["w13"].device
-    chosen = dict(weights)
-    for name in ("shared_w13", "shared_w2"):
-        chosen[name] = weights[name][:shared]
+    copies = []
+    for _ in range(SHARED_COPIES):
+        parts = {name: weights[name][:shared].clone() for name in ("shared_w13", "shared_w2")}
+        copies.append(weights | parts)
     calls = []
     for seed in range(ROUTINGS):
         generator = torch.Generator(device).manual_seed(seed)
         gamma = torch.rand(tokens, TOP_K + shared, device=device, generator=generator)
         x = torch.randn(tokens, hidden, device=device, generator=generator).bfloat16()
+        chosen = copies[seed % SHARED_COPIES]
         calls.append(Problem(x=x, ids=routing(tokens, seed, device), gamma=gamma, weights=chosen))
     return Layer(name=f"{model} T={tokens}", calls=tuple(calls))

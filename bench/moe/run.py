@@ -19,7 +19,16 @@ from torch.nn import functional as F
 
 from bench.moe import peer_sglang
 from bench.moe.gate import layer_passes, small_cases
-from bench.moe.problems import MODELS, ROUTINGS, SHARED, TOP_K, Layer, make_layer, make_weights
+from bench.moe.problems import (
+    EXPERTS,
+    MODELS,
+    ROUTINGS,
+    SHARED,
+    TOP_K,
+    Layer,
+    make_layer,
+    make_weights,
+)
 from bench.moe.timing import ceilings, count_launches, time_calls
 from bench.rows import result_row
 from kernel_base.arch import arch_of_device
@@ -91,17 +100,23 @@ def whole_layer(rows: Rows, model: str, bytes_per_s: float, flops: float) -> Non
     weights = make_weights(model)
     for tokens in LAYER_TOKENS:
         layer = make_layer(model, tokens, weights, shared=SHARED)
-        problem = make_gate_problem(tokens, experts=256, hidden=MODELS[model][0], device="cuda")
-        workspace = GateWorkspace.allocate(problem.x.device)
+        gates = {
+            id(call): make_gate_problem(
+                tokens, experts=256, hidden=MODELS[model][0], device="cuda", seed=seed
+            )
+            for seed, call in enumerate(layer.calls)
+        }
+        workspace = GateWorkspace.allocate(layer.calls[0].x.device)
 
-        def run(call, problem=problem, workspace=workspace):
+        def run(call, gates=gates, workspace=workspace):
+            p = gates[id(call)]
             gate(
-                problem.x, problem.weight, problem.bias, problem.global_scale, top_k=TOP_K,
-                route_scale=ROUTE_SCALE, workspace=workspace,
+                p.x, p.weight, p.bias, p.global_scale, top_k=TOP_K, route_scale=ROUTE_SCALE,
+                workspace=workspace,
             )  # fmt: skip
             return ours(call)
 
-        gate_floor = problem.weight.numel() * 2 / bytes_per_s * 1e6
+        gate_floor = (EXPERTS + SHARED) * MODELS[model][0] * 2 / bytes_per_s * 1e6
         floor = layer.floor_us(bytes_per_s, flops, shared=SHARED) + gate_floor
         measure_layer(rows, "moe.layer", layer, run, floor)
         torch.cuda.empty_cache()
