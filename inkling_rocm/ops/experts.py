@@ -98,6 +98,7 @@ VARIANTS = (
     Variant(
         name="aiter",
         function="inkling_rocm.ops.moe_vendor:experts",
+        prepare="inkling_rocm.ops.moe_vendor:prepare_experts",
         supports=moe_support.aiter_experts,
     ),
     Variant(name="torch", function="inkling_rocm.ops.experts:experts"),

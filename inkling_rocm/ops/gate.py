@@ -50,6 +50,7 @@ VARIANTS = (
     Variant(
         name="aiter",
         function="inkling_rocm.ops.moe_vendor:gate",
+        prepare="inkling_rocm.ops.moe_vendor:prepare_gate",
         supports=moe_support.aiter_gate,
     ),
     Variant(name="torch", function="inkling_rocm.ops.gate:gate"),

@@ -1,16 +1,13 @@
-"""gate and experts through AMD's aiter, with weights prepared in its layout.
-
-`prepare_experts` belongs at load, where the originals can be freed; a layer that was not prepared
-then is prepared by its first call, beside the originals.
-"""
+"""gate and experts through AMD's aiter, with weights prepared in its layout when the model is
+built."""
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from functools import cache
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from inkling_rocm.config import MoEConfig
 from inkling_rocm.ops.registry import OpContext
@@ -70,11 +67,6 @@ def supports_gate(context: OpContext) -> str | None:
     return reason or _selftest(**facts)
 
 
-# By the weight tensor itself, with its version: an in-place update (weight sync) prepares anew.
-_EXPERTS = WeakTensorKeyDictionary()
-_GATES = WeakTensorKeyDictionary()
-
-
 def _installed() -> Aiter:
     aiter = _aiter()
     if isinstance(aiter, str):
@@ -82,15 +74,23 @@ def _installed() -> Aiter:
     return aiter
 
 
-def prepare_experts(w13: Tensor, w2: Tensor, shared_w13: Tensor, shared_w2: Tensor) -> AiterExperts:
-    """A layer's experts in aiter's layout; made once, found again by w13."""
-    version, prepared = _EXPERTS.get(w13, (-1, None))
-    if prepared is None or version != w13._version:
-        prepared = AiterExperts.prepare(
-            _installed(), w13=w13, w2=w2, shared_w13=shared_w13, shared_w2=shared_w2
+EXPERT_WEIGHTS = ("w13", "w2", "shared_w13", "shared_w2")
+
+
+def prepare_experts(weights: MutableMapping[str, Tensor], context: OpContext) -> AiterExperts:
+    """A layer's experts in aiter's layout; takes the originals out of `weights`, so that they are
+    freed.
+
+    Raises: ValueError: they were taken before.
+    """
+    gone = [name for name in EXPERT_WEIGHTS if f"moe.{name}" not in weights]
+    if gone:
+        raise ValueError(
+            f"aiter experts: a layer's {', '.join(gone)} are gone: they were shuffled for aiter "
+            "and freed; load the model again to change them"
         )
-        _EXPERTS[w13] = (w13._version, prepared)
-    return prepared
+    originals = {name: weights.pop(f"moe.{name}") for name in EXPERT_WEIGHTS}
+    return AiterExperts.prepare(_installed(), **originals)
 
 
 def experts(
@@ -98,28 +98,38 @@ def experts(
     topk_ids: Tensor,
     topk_weights: Tensor,
     *,
-    w13: Tensor,
-    w2: Tensor,
-    shared_w13: Tensor,
-    shared_w2: Tensor,
+    w13: None,
+    w2: None,
+    shared_w13: None,
+    shared_w2: None,
+    prepared: AiterExperts,
 ) -> Tensor:
     """The contract of `inkling_rocm.ops.experts`, except that runs are not bitwise repeatable."""
-    return prepare_experts(w13, w2, shared_w13, shared_w2)(x_TH, topk_ids, topk_weights)
+    return prepared(x_TH, topk_ids, topk_weights)
+
+
+def prepare_gate(weights: MutableMapping[str, Tensor], context: OpContext) -> AiterGate:
+    """A layer's gate as aiter wants it; the originals stay."""
+    moe = context.config.text.moe
+    assert moe is not None, "supports_gate refuses models without experts"
+    return AiterGate.prepare(
+        _installed(),
+        weights["moe.gate_weight"],
+        weights["moe.gate_bias"],
+        weights["moe.global_scale"],
+        top_k=moe.top_k,
+        route_scale=moe.route_scale,
+    )
 
 
 def gate(
-    x_TH: Tensor, weight: Tensor, bias_X: Tensor, global_scale: Tensor, *, moe: MoEConfig
+    x_TH: Tensor,
+    weight: Tensor,
+    bias_X: Tensor,
+    global_scale: Tensor,
+    *,
+    moe: MoEConfig,
+    prepared: AiterGate,
 ) -> tuple[Tensor, Tensor]:
     """The contract of `inkling_rocm.ops.gate`, except where all chosen logits are below -88."""
-    version, prepared = _GATES.get(weight, (-1, None))
-    if prepared is None or version != weight._version:
-        prepared = AiterGate.prepare(
-            _installed(),
-            weight,
-            bias_X,
-            global_scale,
-            top_k=moe.top_k,
-            route_scale=moe.route_scale,
-        )
-        _GATES[weight] = (weight._version, prepared)
     return prepared(x_TH)

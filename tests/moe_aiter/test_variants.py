@@ -11,11 +11,15 @@ import torch
 pytest.importorskip("triton")
 
 from gcn_emulator.triton_driver import emulate
+from inkling_rocm.checkpoint.dummy import fill_dummy
+from inkling_rocm.checkpoint.table import allocate
 from inkling_rocm.config import MoEConfig, load_config
+from inkling_rocm.model import InklingModel
 from inkling_rocm.ops import dense_mlp, experts, gate, moe_triton, moe_vendor
-from inkling_rocm.ops.registry import OpContext, choose
+from inkling_rocm.ops.registry import OpContext, choose, resolve_ops
 from kernel_base.arch import ARCHS
 from moe_aiter.problems import make_gate_problem, make_problem
+from tests.engine.tiny import tiny_config
 from tests.moe_aiter.fake_aiter import fake
 
 
@@ -91,18 +95,43 @@ def test_triton_adapters_follow_the_references(emulated):
     )
 
 
-def test_aiter_adapters_prepare_once_and_again_after_an_update(monkeypatch):
-    prepared = []
-    aiter = fake(gate=True)
-    counted = dataclasses.replace(
-        aiter, fused_moe=lambda **a: prepared.append(a["w1"]) or aiter.fused_moe(**a)
+class RoutingOnly:
+    """The part of a host that an MoE block asks for."""
+
+    def capture_routing(self, layer: int, ids: torch.Tensor) -> None:
+        self.ids = ids
+
+
+def moe_layer(moe_runner_backend: str):
+    """A model of one dense and one MoE layer; the latter."""
+    config = tiny_config(layer_is_local=(True, True))
+    text = dataclasses.replace(
+        config.text,
+        hidden_size=128,
+        moe=dataclasses.replace(config.text.moe, intermediate_size=128),
     )
-    monkeypatch.setattr(moe_vendor, "_aiter", lambda: counted)
-    p = make_problem(3, experts=4, hidden=128, width=128)
-    first = moe_vendor.experts(p.x, p.ids, p.gamma, **p.weights)
-    moe_vendor.experts(p.x, p.ids, p.gamma, **p.weights)
-    assert prepared[0] is prepared[1]
-    p.weights["w13"].mul_(2)
-    second = moe_vendor.experts(p.x, p.ids, p.gamma, **p.weights)
-    assert prepared[2] is not prepared[1]
-    assert not torch.equal(first, second)
+    config = dataclasses.replace(config, text=text, dtype="bfloat16")
+    weights = allocate(config, dtype=torch.bfloat16, device="cpu")
+    fill_dummy(config, weights, seed=3)
+    ops = resolve_ops(config, ARCHS["cpu"], dtype="bfloat16", moe_runner_backend=moe_runner_backend)
+    return InklingModel(config, weights, ops)
+
+
+def test_building_a_model_shuffles_experts_for_aiter_and_frees_the_originals(monkeypatch):
+    torch_model = moe_layer("torch")
+    monkeypatch.setattr(moe_vendor, "_aiter", lambda: fake(gate=True))
+    for op in (experts, gate):
+        aiter = next(v for v in op.VARIANTS if v.name == "aiter")
+        here = dataclasses.replace(aiter, supports=lambda context: None)
+        monkeypatch.setattr(op, "VARIANTS", (here, op.VARIANTS[-1]))
+    model = moe_layer("aiter")
+    for names in (model.weights, model.layers[1].weights):
+        assert not any(name.endswith(("w13", "w2")) for name in names)
+    assert any(name.endswith("gate_weight") for name in model.weights)
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    host, reference = RoutingOnly(), RoutingOnly()
+    out, want = model.layers[1].mlp(x, host), torch_model.layers[1].mlp(x, reference)
+    assert torch.equal(host.ids, reference.ids)
+    assert (out - want).norm() <= 0.02 * want.norm()
+    with pytest.raises(ValueError, match=r"w13.*gone.*load the model again"):
+        model.prepare()
