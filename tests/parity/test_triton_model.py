@@ -1,0 +1,81 @@
+"""The whole model with every op on its Triton variant: emulated AMD code, or a GPU, against the CPU
+reference."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gcn_emulator.triton_driver import emulate
+from inkling_rocm.model import InklingModel
+from inkling_rocm.ops import resolve_ops
+from kernel_base.arch import arch_named, arch_of_device
+from tests.parity.conftest import build
+from tests.parity.test_transformers import relative_error
+from tests.support.plain_host import PlainHost, run_chunks
+
+OURS = ("attention_prologue", "rel_attention", "residual_conv_norm", "rms_norm", "embed")
+MOE = ("gate", "experts", "dense_mlp")
+
+
+def triton_model(pair, arch: str, device="cpu") -> InklingModel:
+    ops = resolve_ops(
+        pair.config, arch_named(arch), dtype="float32", attention_backend="triton",
+        moe_runner_backend="triton",
+    )  # fmt: skip
+    chosen = {choice.op: choice.variant for choice in ops.choices}
+    assert {chosen[op] for op in (*OURS, *MOE)} == {"triton"}
+    return InklingModel(pair.config, {n: w.to(device) for n, w in pair.weights.items()}, ops)
+
+
+def logits(model, config, prompt, chunks) -> torch.Tensor:
+    return run_chunks(model, PlainHost(config, num_requests=1, max_len=48), prompt, chunks)
+
+
+@torch.no_grad()
+def compare(pair, arch: str, chunks) -> Counter:
+    """Launches by kernel, after the logits have been compared."""
+    prompt = pair.prompt[: sum(chunks)]
+    want = logits(build(pair.config, pair.weights), pair.config, prompt, chunks)
+    with emulate(arch) as driver:
+        got = logits(triton_model(pair, arch), pair.config, prompt, chunks)
+    assert relative_error(got, want) < 1e-5
+    assert torch.equal(got.argmax(-1), want.argmax(-1))
+    return Counter(record.name for record in driver.records)
+
+
+def test_tiny_model_emulated(oracle_pair):
+    """Prefill, a short chunk and decode; every kernel takes part."""
+    launched = compare(oracle_pair("faults"), "gfx942", [20, 3, 1])
+    layers, forwards = 3, 3
+    assert launched["_residual_conv_norm_kernel"] == 2 * layers * forwards
+    assert launched["_attention_prologue_kernel"] == layers * forwards
+    assert launched["_ring_tail_kernel"] == 3 * layers * 2  # not in decode
+    assert launched["_prefill_kernel"] == layers
+    assert launched["_decode_kernel"] == 2 * layers
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("seed", ["faults", *range(8)])
+def test_tiny_models_emulated(oracle_pair, seed, arch):
+    compare(oracle_pair(seed), arch, [17, 5, 1, 1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", ["faults", *range(20)])
+@torch.no_grad()
+def test_tiny_models_on_a_gpu(oracle_pair, seed):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    pair, device = oracle_pair(seed), torch.device("cuda")
+    chunks = [17, 5, 1, 1]
+    want = logits(build(pair.config, pair.weights), pair.config, pair.prompt[: sum(chunks)], chunks)
+    with device:  # the plain host makes its tensors where new ones go
+        model = triton_model(pair, arch_of_device(device).name, device)
+        got = logits(model, pair.config, pair.prompt[: sum(chunks)], chunks).cpu()
+    assert relative_error(got, want) < 1e-5
+    assert torch.equal(got.argmax(-1), want.argmax(-1))
