@@ -10,6 +10,7 @@ import typer
 from inkling_rocm.cli.doctor import doctor
 from inkling_rocm.cli.generate import generate
 from inkling_rocm.cli.ops import ops
+from inkling_rocm.cli.parity import parity
 from inkling_rocm.cli.serve import serve
 from inkling_rocm.cli.verify import verify
 
@@ -24,6 +25,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(ops)
 app.command()(verify)
+app.command()(parity)
 app.command()(doctor)
 
 
