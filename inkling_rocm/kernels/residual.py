@@ -56,9 +56,10 @@ def _residual_conv_norm_kernel(
     norm = tl.load(norm_ptr + offs, mask=mask, other=0.0)
     taps = ()
     for j in tl.static_range(TAPS):
-        taps = taps + (tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0),)  # noqa: RUF005
+        weight = tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0)
+        taps = taps + (weight,)  # type: ignore[assignment]  # noqa: RUF005
     for token32 in range(first_token, tl.minimum(first_token + TOKENS, num_tokens)):
-        token = token32.to(tl.int64)
+        token = tl.cast(token32, tl.int64)
         position = tl.load(positions_ptr + token)
         if DECODE:  # row = token, and it is the only one of its chunk
             request = token

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -65,7 +66,7 @@ class RelAttention:
         Args: prepared: `prepare`'s; rel_proj_RE is inside it.
         """
         bias = RelativeBias(r=r_ThR, profile=prepared, tau=self._tau(meta, attention))
-        paged = {
+        paged: dict[str, Any] = {
             "page_table": kv.page_table,
             "first_page": kv.first_page,
             "kv_len": meta.kv_len,
@@ -74,19 +75,20 @@ class RelAttention:
             "score_mod": bias,
             "arch": self.arch,
         }
+        out_ThD = paged["out"] = torch.empty_like(q_ThD)
+        rows: dict[str, Any] = {"cu_seqlens_q": meta.cu_seqlens_q}
         if meta.max_q > MAX_VERIFY_TOKENS:
-            return triton_attn.attention_prefill(
-                q_ThD, kv.k, kv.v, cu_seqlens_q=meta.cu_seqlens_q, q_start=meta.q_start, **paged
-            )
+            triton_attn.attention_prefill(q_ThD, kv.k, kv.v, q_start=meta.q_start, **rows, **paged)
+            return out_ThD
         # Few bounds, few compiled kernels.
         tokens = 1 if meta.q_uniform == 1 else max(2, triton.next_power_of_2(meta.max_q))
         paged["max_kv_len"] = meta.max_kv
         paged["workspace"] = self._workspace(q_ThD.device, meta.num_rows, tokens, attention)
         if meta.q_uniform == 1:
-            return triton_attn.attention_decode(q_ThD, kv.k, kv.v, **paged)
-        return triton_attn.attention_verify(
-            q_ThD, kv.k, kv.v, cu_seqlens_q=meta.cu_seqlens_q, max_q_len=tokens, **paged
-        )
+            triton_attn.attention_decode(q_ThD, kv.k, kv.v, **paged)
+        else:
+            triton_attn.attention_verify(q_ThD, kv.k, kv.v, max_q_len=tokens, **rows, **paged)
+        return out_ThD
 
     def _tau(self, meta: BatchMeta, attention: AttentionConfig) -> Tensor | None:
         """The prologue's, if it left one."""

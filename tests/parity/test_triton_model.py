@@ -37,26 +37,34 @@ def logits(model, config, prompt, chunks) -> torch.Tensor:
 
 
 @torch.no_grad()
-def compare(pair, arch: str, chunks) -> Counter:
-    """Launches by kernel, after the logits have been compared."""
+def compare(pair, arch: str, chunks) -> list[str]:
+    """The kernels launched, in order, after the logits have been compared."""
     prompt = pair.prompt[: sum(chunks)]
     want = logits(build(pair.config, pair.weights), pair.config, prompt, chunks)
     with emulate(arch) as driver:
         got = logits(triton_model(pair, arch), pair.config, prompt, chunks)
     assert relative_error(got, want) < 1e-5
     assert torch.equal(got.argmax(-1), want.argmax(-1))
-    return Counter(record.name for record in driver.records)
+    return [record.name for record in driver.records]
 
 
 def test_tiny_model_emulated(oracle_pair):
     """Prefill, a short chunk and decode; every kernel takes part."""
-    launched = compare(oracle_pair("faults"), "gfx942", [20, 3, 1])
+    names = compare(oracle_pair("faults"), "gfx942", [20, 3, 1])
+    launched = Counter(names)
     layers, forwards = 3, 3
     assert launched["_residual_conv_norm_kernel"] == 2 * layers * forwards
     assert launched["_attention_prologue_kernel"] == layers * forwards
     assert launched["_ring_tail_kernel"] == 3 * layers * 2  # not in decode
     assert launched["_prefill_kernel"] == layers
     assert launched["_decode_kernel"] == 2 * layers
+    # A decode step: embedding, first norm, head, and a dense and two MoE layers, each with two
+    # matrix products of torch beside these.
+    last = len(names) - names[::-1].index("_embed_kernel") - 1
+    decode = Counter(names[last + 2 : -1])
+    moe = decode["_router_kernel"] + decode["_select_kernel"]
+    assert decode.total() == 6 * layers + moe
+    assert moe == 2
 
 
 @pytest.mark.full
