@@ -92,9 +92,9 @@ def experts(
         return experts_by_token(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )
-    fold_rows = bounds["FOLD_ROWS"]
     rows_each = choices // X
-    if S == 0 or (one_width and rows_each <= fold_rows):
+    folds = rows_each <= bounds["FOLD_ROWS"] or rows_each >= bounds["FOLD_FROM"] > 0
+    if S == 0 or (one_width and folds):
         return experts_by_choice(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )

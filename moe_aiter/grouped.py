@@ -237,7 +237,10 @@ def experts_by_choice(
     (T, H), K, X, I = x.shape, topk_ids.shape[1], w13.shape[0], w2.shape[2]
     S = 0 if shared_w13 is None else shared_w13.shape[0]
     choices, bits = T * K, x.element_size() * 8
-    facts = {"rows": choices // max(X, 1), "bits": bits, "width": I, "hidden": H}
+    facts = {
+        "rows": choices // max(X, 1), "bits": bits, "width": I, "hidden": H,
+        "bulk": _bulk_copies(x, I),
+    }  # fmt: skip
     first = rows[0] or SWIGLU_GROUPED.select(arch.name, **facts)
     second = rows[1] or DOWN_GROUPED.select(arch.name, **facts)
     c: dict[str, Any] = dict(first.constexprs)
@@ -254,6 +257,17 @@ def experts_by_choice(
     all_blocks = blocks + S * triton.cdiv(T, block_m)
     act = torch.empty(choices + S * T, I, dtype=x.dtype, device=x.device)
     partial = torch.empty(choices + S * T, H, dtype=x.dtype, device=x.device)
+    done = {
+        "addend": addend, "topk_ids": topk_ids, "first_expert": first_expert, "num_experts": X,
+        "shared": S, "arch": arch,
+    }  # fmt: skip
+    if c.get("VARIANT") == "hopper":
+        from moe_aiter.hopper import launch_product  # Gluon: only where it is used
+
+        fixed: dict[str, Any] = {"tokens": T, "top_k": K, "shared_experts": S, "arch": arch}
+        launch_product(act, x, w13, shared_w13, gamma, order, row=first, **fixed)
+        launch_product(partial, act, w2, shared_w2, None, order, row=second, **fixed)
+        return combine(out, partial, **done)
     where = (order.choice, order.block_expert, order.block_begin, order.block_end)
     _swiglu_grouped_kernel[(all_blocks * triton.cdiv(I, c["BLOCK_N"]),)](
         act, x, gamma, w13, shared_w13, *where,
@@ -268,13 +282,16 @@ def experts_by_choice(
         FOLD=S > 0, EVEN_K=I % c["BLOCK_K"] == 0,
         **second.launch_kwargs(),
     )  # fmt: skip
-    return combine(
-        out,
-        partial,
-        addend,
-        topk_ids,
-        first_expert=first_expert,
-        num_experts=X,
-        shared=S,
-        arch=arch,
+    return combine(out, partial, **done)
+
+
+def _bulk_copies(x: torch.Tensor, width: int) -> bool:
+    """Whether the Hopper variant can take these activations: whole 64-column steps of both depths,
+    16-byte aligned rows, 32-bit offsets."""
+    return (
+        x.shape[1] % 64 == 0
+        and width % 64 == 0
+        and x.stride(0) % 8 == 0
+        and x.data_ptr() % 16 == 0
+        and x.shape[0] * x.stride(0) < 2**31
     )

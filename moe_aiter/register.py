@@ -1,8 +1,8 @@
 """The launchers of this package in the kernel register, with the cases that prove each tuning row.
 
 A case runs one launcher with the row forced, on a small model with the row's real tiles: sizes just
-past a tile in every direction, so that partial tiles and their masks are executed. fp32 rows get
-fp32 problems.
+past a tile in every direction, so that partial tiles and their masks are executed, and once aligned
+as the models' sizes are: unmasked depths, 16-byte loads. fp32 rows get fp32 problems.
 """
 
 from __future__ import annotations
@@ -50,14 +50,21 @@ def _outcome(problem: Problem, out: torch.Tensor) -> list[Outcome]:
     ]
 
 
+def _depth(rows: Iterable[TuningRow]) -> int:
+    """A multiple of both rows' tile depth: 16 elements divide every stride."""
+    return max(int(row.constexprs["BLOCK_K"]) for row in rows)
+
+
 def _few_tokens(row: TuningRow) -> bool:
     bound = row.when.get("tokens")
     return isinstance(bound, tuple) and bound[1] is not None and bound[1] <= 16
 
 
-def _by_token(arch, rows, few, dtype, device) -> list[Outcome]:
+def _by_token(arch, rows, few, aligned, dtype, device) -> list[Outcome]:
     tokens = 5 if few else 65
-    problem = make_problem(tokens, hidden=136 if few else 72, width=72, dtype=dtype, device=device)
+    # Ragged: just past a tile. Aligned: whole tiles of depth in both products.
+    hidden, width = (_depth(rows), _depth(rows)) if aligned else (136 if few else 72, 72)
+    problem = make_problem(tokens, hidden=hidden, width=width, dtype=dtype, device=device)
     ids, gamma = (problem.ids, problem.gamma) if few else (None, problem.gamma[:, 3:])
     weights = dict(problem.weights)
     if not few:
@@ -69,8 +76,9 @@ def _by_token(arch, rows, few, dtype, device) -> list[Outcome]:
     return _outcome(problem, out)
 
 
-def _by_choice(arch, rows, dtype, device) -> list[Outcome]:
-    problem = make_problem(40, experts=5, hidden=136, width=72, dtype=dtype, device=device)
+def _by_choice(arch, rows, aligned, dtype, device) -> list[Outcome]:
+    hidden, width = (_depth(rows), _depth(rows)) if aligned else (136, 72)
+    problem = make_problem(40, experts=5, hidden=hidden, width=width, dtype=dtype, device=device)
     out = experts_by_choice(
         problem.x, problem.ids, problem.gamma, **problem.weights, out=_poisoned(problem.x),
         arch=arch_named(arch), rows=rows,
@@ -83,24 +91,29 @@ def _token_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
     mate = next(r for r in other.for_arch(arch) if r.when.get("bits") == row.when.get("bits"))
     rows = (row, mate) if first else (mate, row)
     few = _few_tokens(row)
-    yield Case(
-        name="routed and shared" if few else "shared, two row blocks",
-        run=partial(_by_token, arch, rows, few, _dtype(row)),
-    )
+    name = "routed and shared" if few else "shared, two row blocks"
+    for aligned in (False, True):
+        yield Case(
+            name=f"{name}, {'aligned' if aligned else 'ragged'}",
+            run=partial(_by_token, arch, rows, few, aligned, _dtype(row)),
+        )
 
 
 def _choice_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
     tables = (tuning.SWIGLU_GROUPED, tuning.DOWN_GROUPED)
     own, other = tables if first else tables[::-1]
     mate = _companion(row, own, other)
-    yield Case(
-        name="shared experts folded in",
-        run=partial(_by_choice, arch, (row, mate) if first else (mate, row), _dtype(row)),
-    )
+    for aligned in (False, True):
+        yield Case(
+            name=f"shared experts folded in, {'aligned' if aligned else 'ragged'}",
+            run=partial(
+                _by_choice, arch, (row, mate) if first else (mate, row), aligned, _dtype(row)
+            ),
+        )
 
 
-def _run_gate(arch, rows, tokens, dtype, device) -> list[Outcome]:
-    p = make_gate_problem(tokens, dtype=dtype, device=device)
+def _run_gate(arch, rows, tokens, dtype, device, hidden=200) -> list[Outcome]:
+    p = make_gate_problem(tokens, hidden=hidden, dtype=dtype, device=device)
     arguments = (p.x, p.weight, p.bias, p.global_scale)
     weights = torch.full((tokens, 6), float("nan"), device=device)
     ids, weights = gate(
@@ -116,7 +129,11 @@ def _run_gate(arch, rows, tokens, dtype, device) -> list[Outcome]:
 
 def _router_cases(arch: str, row: TuningRow) -> Iterable[Case]:
     tokens = 5 if _few_tokens(row) else 37
-    yield Case(name=f"T={tokens}", run=partial(_run_gate, arch, (row, None), tokens, _dtype(row)))
+    run = partial(_run_gate, arch, (row, None), tokens, _dtype(row))
+    yield Case(name=f"T={tokens}, ragged", run=run)
+    # Two whole slices, or one where a slice is the whole depth.
+    hidden = min(2 * int(row.constexprs["SLICE"]), 1024)
+    yield Case(name=f"T={tokens}, aligned", run=partial(run, hidden=hidden))
 
 
 def _select_cases(arch: str, row: TuningRow) -> Iterable[Case]:
@@ -186,12 +203,12 @@ ENTRIES = (
     ),
     _entry(
         tuning.SWIGLU_GROUPED,
-        "moe_aiter.grouped:_swiglu_grouped_kernel",
+        "moe_aiter.grouped:_swiglu_grouped_kernel moe_aiter.hopper:_hopper_grouped_kernel",
         partial(_choice_cases, True),
     ),
     _entry(
         tuning.DOWN_GROUPED,
-        "moe_aiter.grouped:_down_grouped_kernel",
+        "moe_aiter.grouped:_down_grouped_kernel moe_aiter.hopper:_hopper_grouped_kernel",
         partial(_choice_cases, False),
     ),
     _entry(tuning.COMBINE, "moe_aiter.grouped:_combine_kernel", _combine_cases),

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
-from kernel_base.device import await_previous, let_next_start, prefetch_l2
+from kernel_base.device import await_previous, let_next_start
 from kernel_base.tuning import TuningRow
 from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
 from moe_aiter.tuning import DOWN_TOKENS, SWIGLU_TOKENS
@@ -33,7 +33,6 @@ from moe_aiter.tuning import DOWN_TOKENS, SWIGLU_TOKENS
 MAX_CHOICES = 128
 CHOICE_RADIX = tl.constexpr(MAX_CHOICES)
 LIST_ROWS = tl.constexpr(16)
-PREFETCH_LINES = tl.constexpr(256)
 # Arguments whose value must not make another kernel: every new batch size would be compiled.
 COUNTS = (
     "tokens", "choices", "first_expert", "num_experts", "stride_gamma", "blocks_m", "shared_experts"
@@ -69,15 +68,9 @@ def _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P:
 def _swiglu_tokens_kernel(
     act_ptr, slots_ptr, x_ptr, ids_ptr, gamma_ptr, w13_ptr, shared_ptr,
     tokens, choices, first_expert, num_experts, hidden, width, stride_x, stride_gamma, blocks_m,
-    shared_experts,
     TOP_K: tl.constexpr, BLOCK_P: tl.constexpr, EVEN_K: tl.constexpr, DEPENDENT: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    if DEPENDENT and TOP_K > 0:  # the shared experts' weights can be read while the gate still runs
-        program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        programs = tl.num_programs(0) * tl.num_programs(1)
-        size = 2 * width * hidden * shared_experts
-        prefetch_l2(shared_ptr, size, program, programs, PREFETCH_LINES)
     await_previous(DEPENDENT)
     let_next_start(DEPENDENT)
     # Row 0 of the grid lists the slots for the second launch, beside the products.
@@ -128,9 +121,6 @@ def _down_tokens_kernel(
     ROUTED: tl.constexpr, EVEN_K: tl.constexpr, DEPENDENT: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    if DEPENDENT and ROUTED:
-        size = hidden * width * shared_experts
-        prefetch_l2(shared_ptr, size, tl.program_id(0), tl.num_programs(0), PREFETCH_LINES)
     await_previous(DEPENDENT)
     block_m, block_n = grouped_pid(tl.program_id(0), blocks_m, tl.cdiv(hidden, BLOCK_N), GROUP_M)
     t = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -203,7 +193,7 @@ def experts_by_token(
     _swiglu_tokens_kernel[(blocks_m * triton.cdiv(I, c["BLOCK_N"]), (K > 0) + choices + S)](
         act, slots, x, ids, gamma, base, shared_w13,
         T, choices, first_expert, 0 if w13 is None else w13.shape[0], H, I, x.stride(0),
-        gamma.stride(0), blocks_m, S,
+        gamma.stride(0), blocks_m,
         TOP_K=K, BLOCK_P=MAX_CHOICES, EVEN_K=H % c["BLOCK_K"] == 0,
         DEPENDENT=bool(first.options.get("launch_pdl", False)),
         **first.launch_kwargs(),

@@ -2,7 +2,7 @@
 behind each.
 
 Facts a row may ask for: tokens, bits (of the activations), choices (T * K), rows (choices per
-expert, rounded down), width (I of this rank), hidden.
+expert, rounded down), width (I of this rank), hidden, bulk (the Hopper variant can take the call).
 """
 
 from kernel_base.tuning import TuningRow, TuningTable
@@ -93,6 +93,14 @@ def _down_tokens():
         yield _row(arch, {}, _gemm(128, 256, 64, 8), _nvidia(8, 3))
 
 
+# The warp-specialised variant of hopper.py: a block of 256 rows is all that most experts have.
+_MANY_ROWS = {"rows": (96, None), "bits": 16, "bulk": True}
+
+
+def _hopper(persistent):
+    return {"VARIANT": "hopper", "BLOCK_M": 256, "STAGES": 4, "PERSISTENT": persistent}
+
+
 # BLOCK_M must agree between the two products for the same facts: one sort serves both.
 def _swiglu_grouped():
     for arch in AMD:
@@ -106,6 +114,7 @@ def _swiglu_grouped():
             yield _measured({"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 24)}, _gemm(32, 64, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 48)}, _gemm(64, 64, 128, 1), _nvidia(4, 4))
+            yield _measured(_MANY_ROWS, _hopper(persistent=False), {})
             yield _measured({}, _gemm(128, 128, 64, 4), _nvidia(8, 3))
             continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
@@ -125,6 +134,7 @@ def _down_grouped():
             yield _measured({"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 24)}, _gemm(32, 128, 128, 4), _nvidia(4, 2))
             yield _measured({"rows": (None, 48)}, _gemm(64, 128, 64, 4), _nvidia(4, 3))
+            yield _measured(_MANY_ROWS, _hopper(persistent=True), {})
             yield _measured({}, _gemm(128, 256, 64, 4), _nvidia(8, 3))
             continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))
@@ -189,9 +199,17 @@ SORT = TuningTable(
 COMBINE = TuningTable("moe_aiter.combine", tuple(_each({"BLOCK_N": 2048}, {"num_warps": 4})))
 
 # Which way the experts of a call run. by_token_choices: most T * K for the unsorted path.
-# fold_rows: most choices per expert for which the shared experts join the sorted launches (above:
-# their own dense block).
+# The shared experts join the sorted launches up to FOLD_ROWS choices per expert, and again from
+# FOLD_FROM (0 = never), where 256-row blocks serve them as well; between, they are their own dense
+# block.
 PLAN = TuningTable(
     "moe_aiter.plan",
-    tuple(_each({"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12}, {})),
+    (
+        _measured({}, {"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12, "FOLD_FROM": 96}, {}),
+        *(
+            row
+            for row in _each({"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12, "FOLD_FROM": 0}, {})
+            if row.arch != "sm90"
+        ),
+    ),
 )

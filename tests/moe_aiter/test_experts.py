@@ -20,7 +20,7 @@ SIZES = (0, 1, 2, 5, 16, 17, 63, 64, 65)
 
 def plan(by_token_choices: int, fold_rows: int) -> TuningRow:
     """A way through, whatever the table says: crossovers are tuning, not mathematics."""
-    constexprs = {"BY_TOKEN_CHOICES": by_token_choices, "FOLD_ROWS": fold_rows}
+    constexprs = {"BY_TOKEN_CHOICES": by_token_choices, "FOLD_ROWS": fold_rows, "FOLD_FROM": 0}
     return TuningRow(
         arch="any", constexprs=constexprs, options={}, evidence="guess", source="under test"
     )

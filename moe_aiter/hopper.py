@@ -1,0 +1,358 @@
+"""The two grouped products for Hopper, warp-specialised in Gluon: results as grouped.py's.
+
+With thousands of tokens these products are bound by the traffic between L2 and the multiprocessors
+(measured: 93 % of its peak with 128-row blocks). So a block has 256 rows, which is all that most
+experts have: their weights cross once.
+
+One producer warp group fills a ring of shared-memory stages: weights (and the inner activations) by
+bulk tensor copies, the gathered token rows by asynchronous copies. Four consumer warp groups own 64
+rows each; a group without rows does nothing, and its rows are not loaded. A tile is 64 gate columns
+beside the 64 up columns that belong to them, or 128 columns of the down product.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernel_base.arch import Arch
+from kernel_base.tuning import TuningRow
+from moe_aiter.routing import SortedChoices
+
+BLOCK_M, BLOCK_N, BLOCK_K = 256, 128, 64
+# Bytes that the bulk copies of one stage bring: two half tiles of weights, and for the down product
+# 64-row tiles.
+WEIGHT_BYTES = gl.constexpr(BLOCK_N * BLOCK_K * 2)
+ROW_BYTES = gl.constexpr(64 * BLOCK_K * 2)
+
+
+@gluon.jit
+def _tile(
+    turn, order, tokens, choices, blocks, all_blocks, blocks_n,
+    FOLD: gl.constexpr, BLOCK_M: gl.constexpr,
+):  # fmt: skip
+    """(column tile, expert, first row, rows) of this program's tile in round `turn`; 0 rows =
+    nothing to do. Row blocks and expert numbers are those of grouped.py: shared expert s is -2 - s.
+    """
+    block_expert_ptr, block_begin_ptr, block_end_ptr = order
+    index = turn * gl.num_programs(0) + gl.program_id(0)
+    inside = index < all_blocks * blocks_n
+    block = gl.where(inside, index // blocks_n, 0)
+    at = gl.minimum(block, blocks - 1)
+    expert = gl.load(block_expert_ptr + at)
+    row0 = gl.load(block_begin_ptr + at)
+    end = gl.load(block_end_ptr + at)
+    if FOLD:
+        per_shared = gl.cdiv(tokens, BLOCK_M)
+        behind = gl.maximum(block - blocks, 0)
+        shared = behind // per_shared
+        first_row = choices + shared * tokens
+        is_shared = block >= blocks
+        expert = gl.where(is_shared, -2 - shared, expert)
+        row0 = gl.where(is_shared, first_row + behind % per_shared * BLOCK_M, row0)
+        end = gl.where(is_shared, first_row + tokens, end)
+    rows = gl.where(inside & (expert != -1), gl.minimum(end - row0, BLOCK_M), 0)
+    return index % blocks_n, expert, row0, rows
+
+
+@gluon.jit
+def _choices(
+    choice_ptr, row0, rows, expert, offs_m, tokens, choices,
+    TOP_K: gl.constexpr, FOLD: gl.constexpr,
+):  # fmt: skip
+    """Choice number, token and weight column of rows row0 + offs_m; rows past the end repeat a
+    valid one."""
+    row = row0 + gl.minimum(offs_m, rows - 1)
+    choice = gl.load(choice_ptr + gl.minimum(row, choices - 1))
+    token = choice // TOP_K
+    column = choice % TOP_K
+    if FOLD:
+        choice = gl.where(expert < 0, row, choice)
+        token = gl.where(expert < 0, (row - choices) % tokens, token)
+        column = gl.where(expert < 0, TOP_K - 2 - expert, column)
+    return choice, token, column
+
+
+@gluon.jit
+def _produce(
+    a, weights_desc, shared_desc, choice_ptr, order, counts, depth, rows_each, columns, stride_x,
+    a_smem, b_smem, ready, free,
+    UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    tokens, choices, blocks, all_blocks = counts
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    offs_k = gl.arange(0, BLOCK_K, gl.SliceLayout(0, layout))
+    half: gl.constexpr = BLOCK_N // 2
+    width_n: gl.constexpr = half if UP else BLOCK_N
+    blocks_n = gl.cdiv(columns, width_n)
+    count = 0
+    turns = gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))
+    block_n, expert, row0, rows = _tile(
+        0, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+    )
+    for turn in range(turns):
+        # Read long before they are used.
+        next_n, next_expert, next_row0, next_rows = _tile(
+            turn + 1, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+        )
+        if rows > 0:
+            groups = gl.cdiv(rows, 64)
+            first = gl.where(expert < 0, -2 - expert, expert) * rows_each + block_n * width_n
+            second = first + (columns if UP else half)
+            at0 = offs_m
+            at1 = offs_m
+            at2 = offs_m
+            at3 = offs_m
+            if UP:  # 32-bit offsets: the launcher takes no x of 2^31 elements
+                _, at0, _ = _choices(
+                    choice_ptr, row0, rows, expert, offs_m, tokens, choices, TOP_K, FOLD
+                )
+                _, at1, _ = _choices(
+                    choice_ptr, row0, rows, expert, offs_m + 64, tokens, choices, TOP_K, FOLD
+                )
+                _, at2, _ = _choices(
+                    choice_ptr, row0, rows, expert, offs_m + 128, tokens, choices, TOP_K, FOLD
+                )
+                _, at3, _ = _choices(
+                    choice_ptr, row0, rows, expert, offs_m + 192, tokens, choices, TOP_K, FOLD
+                )
+                at0 = at0 * stride_x
+                at1 = at1 * stride_x
+                at2 = at2 * stride_x
+                at3 = at3 * stride_x
+            for k in range(0, depth, BLOCK_K):
+                stage = count % STAGES
+                mbarrier.wait(free.index(stage), ((count // STAGES) & 1) ^ 1)
+                bar = ready.index(stage)
+                if UP:
+                    mbarrier.expect(bar, WEIGHT_BYTES)
+                else:
+                    for group in gl.static_range(4):
+                        mbarrier.expect(
+                            bar, WEIGHT_BYTES + (group + 1) * ROW_BYTES, pred=groups == group + 1
+                        )
+                upper = b_smem.index(stage).slice(0, half)
+                lower = b_smem.index(stage).slice(half, half)
+                if FOLD:
+                    if expert < 0:
+                        tma.async_copy_global_to_shared(shared_desc, [first, k], bar, upper)
+                        tma.async_copy_global_to_shared(shared_desc, [second, k], bar, lower)
+                    else:
+                        tma.async_copy_global_to_shared(weights_desc, [first, k], bar, upper)
+                        tma.async_copy_global_to_shared(weights_desc, [second, k], bar, lower)
+                else:
+                    tma.async_copy_global_to_shared(weights_desc, [first, k], bar, upper)
+                    tma.async_copy_global_to_shared(weights_desc, [second, k], bar, lower)
+                for group in gl.static_range(4):
+                    to = a_smem.index(stage * 4 + group)
+                    if UP:
+                        at = (
+                            at0 if group == 0 else at1 if group == 1 else at2 if group == 2 else at3
+                        )
+                        if groups > group:
+                            async_copy.async_copy_global_to_shared(
+                                to, a + k + at[:, None] + offs_k[None, :]
+                            )
+                    else:
+                        tma.async_copy_global_to_shared(
+                            a, [row0 + group * 64, k], bar, to, pred=groups > group
+                        )
+                if UP:
+                    async_copy.mbarrier_arrive(bar, increment_count=False)
+                count += 1
+        block_n = next_n
+        expert = next_expert
+        row0 = next_row0
+        rows = next_rows
+
+
+@gluon.jit
+def _consume(
+    warp_group: gl.constexpr, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns,
+    stride_gamma, a_smem, b_smem, ready, free,
+    UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    tokens, choices, blocks, all_blocks = counts
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    half: gl.constexpr = BLOCK_N // 2
+    width_n: gl.constexpr = half if UP else BLOCK_N
+    store_layout: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [256 // width_n, width_n // 8], [4, 1], [1, 0]
+    )
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    first: gl.constexpr = warp_group * 64
+    store_m = first + gl.arange(0, 64, gl.SliceLayout(1, store_layout))
+    store_n = gl.arange(0, width_n, gl.SliceLayout(0, store_layout))
+    blocks_n = gl.cdiv(columns, width_n)
+    steps = depth // BLOCK_K
+    count = 0
+    turns = gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))
+    block_n, expert, row0, rows = _tile(
+        0, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+    )
+    for turn in range(turns):
+        # Read long before they are used.
+        next_n, next_expert, next_row0, next_rows = _tile(
+            turn + 1, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+        )
+        if rows > first:
+            acc = gl.zeros([64, BLOCK_N], gl.float32, acc_layout)
+            if not UP:  # where the rows go
+                choice, _, _ = _choices(
+                    choice_ptr, row0, rows, expert, store_m, tokens, choices, TOP_K, FOLD
+                )
+            for step in range(steps):
+                stage = count % STAGES
+                mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
+                a = a_smem.index(stage * 4 + warp_group)
+                acc = warpgroup_mma(a, b_smem.index(stage).permute((1, 0)), acc, is_async=True)
+                # The products of the step before are done: its stage can be filled again.
+                acc = warpgroup_mma_wait(1, deps=[acc])
+                mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1, pred=step > 0)
+                count += 1
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1)
+            n = block_n * width_n + store_n
+            mask = (store_m < rows)[:, None] & (n < columns)[None, :]
+            if UP:
+                gate, up = gl.split(gl.permute(gl.reshape(acc, [64, 2, half]), (0, 2, 1)))
+                inner_layout: gl.constexpr = gate.type.layout
+                offs = first + gl.arange(0, 64, gl.SliceLayout(1, inner_layout))
+                _, token, column = _choices(
+                    choice_ptr, row0, rows, expert, offs, tokens, choices, TOP_K, FOLD
+                )
+                gamma = gl.load(gamma_ptr + token * stride_gamma + column)
+                inner = gate / (1.0 + gl.exp(-gate)) * up * gamma[:, None]
+                inner = gl.convert_layout(inner.to(dtype), store_layout)
+                row = (row0 + store_m).to(gl.int64)
+                gl.store(out_ptr + (row * columns)[:, None] + n[None, :], inner, mask=mask)
+            else:
+                ptrs = out_ptr + (choice.to(gl.int64) * columns)[:, None] + n[None, :]
+                gl.store(ptrs, gl.convert_layout(acc.to(dtype), store_layout), mask=mask)
+        elif rows > 0:  # only other groups have rows
+            for _step in range(steps):
+                stage = count % STAGES
+                mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
+                mbarrier.arrive(free.index(stage), count=1)
+                count += 1
+        block_n = next_n
+        expert = next_expert
+        row0 = next_row0
+        rows = next_rows
+
+
+@gluon.jit
+def _hopper_grouped_kernel(
+    out_ptr, a, weights_desc, shared_desc, gamma_ptr, choice_ptr,
+    block_expert_ptr, block_begin_ptr, block_end_ptr,
+    tokens, choices, blocks, all_blocks, depth, rows_each, columns, stride_x, stride_gamma,
+    UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    a_smem = gl.allocate_shared_memory(dtype, [4 * STAGES, 64, BLOCK_K], layout)
+    b_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        # One arrival for the bulk copies, and one of every producer thread for its own copies.
+        mbarrier.init(ready.index(stage), count=129 if UP else 1)
+        mbarrier.init(free.index(stage), count=4)
+    order = (block_expert_ptr, block_begin_ptr, block_end_ptr)
+    counts = (tokens, choices, blocks, all_blocks)
+    gl.warp_specialize(
+        [
+            (_consume, (
+                0, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns, stride_gamma,
+                a_smem, b_smem, ready, free,
+                UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+            )),
+            (_consume, (
+                1, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns, stride_gamma,
+                a_smem, b_smem, ready, free,
+                UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+            )),
+            (_consume, (
+                2, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns, stride_gamma,
+                a_smem, b_smem, ready, free,
+                UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+            )),
+            (_consume, (
+                3, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns, stride_gamma,
+                a_smem, b_smem, ready, free,
+                UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+            )),
+            (_produce, (
+                a, weights_desc, shared_desc, choice_ptr, order, counts, depth, rows_each, columns,
+                stride_x, a_smem, b_smem, ready, free,
+                UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+            )),
+        ],
+        [4, 4, 4, 4],
+        [104, 104, 104, 64],
+    )  # fmt: skip
+
+
+def _descriptor(tensor: torch.Tensor) -> TensorDescriptor:
+    """Bulk copies of [64, BLOCK_K] tiles of a tensor seen as a matrix of its last axis."""
+    flat = tensor.view(-1, tensor.shape[-1])
+    dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
+    layout = gl.NVMMASharedLayout.get_default_for([64, BLOCK_K], dtype)
+    return TensorDescriptor.from_tensor(flat, [64, BLOCK_K], layout)
+
+
+def launch_product(
+    out: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+    gamma: torch.Tensor | None,
+    order: SortedChoices,
+    *,
+    tokens: int,
+    top_k: int,
+    shared_experts: int,
+    arch: Arch,
+    row: TuningRow,
+) -> None:
+    """One of the two grouped products.
+
+    Args:
+        out: act [rows, I] (gate/up, with gamma) or partial [rows, H] (down).
+        rows: x [T, H], or act. weights: [X, 2I, H] or [X, H, I]; shared: likewise, or None.
+        gamma: fp32 [T, K + S] for the gate/up product, else None.
+        row: constexprs STAGES and PERSISTENT: one program a multiprocessor, or one a tile (the
+            hardware then balances tiles of unequal rows).
+    """
+    up = gamma is not None
+    columns, depth = out.shape[1], rows.shape[1]
+    blocks = order.block_expert.numel()
+    all_blocks = blocks + shared_experts * triton.cdiv(tokens, BLOCK_M)
+    tiles = all_blocks * triton.cdiv(columns, BLOCK_N // 2 if up else BLOCK_N)
+    programs = min(arch.compute_units, tiles) if row.constexprs["PERSISTENT"] else tiles
+    _hopper_grouped_kernel[(programs,)](
+        out,
+        rows if up else _descriptor(rows),
+        _descriptor(weights),
+        _descriptor(shared) if shared_experts and shared is not None else None,
+        gamma, order.choice, order.block_expert, order.block_begin, order.block_end,
+        tokens, tokens * top_k, blocks, all_blocks, depth, weights.shape[1], columns,
+        rows.stride(0), gamma.stride(0) if gamma is not None else 0,
+        UP=up, TOP_K=top_k, FOLD=shared_experts > 0,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, STAGES=row.constexprs["STAGES"],
+        num_warps=4,
+    )  # fmt: skip
