@@ -46,22 +46,3 @@ def let_next_start(DEPENDENT: tl.constexpr):
             is_pure=False,
             pack=1,
         )
-
-
-@triton.jit
-def prefetch_l2(ptr, elements, program, programs, LINES: tl.constexpr):
-    """NVIDIA: bring this program's share of `elements` contiguous elements into L2, 128 bytes a
-    lane."""
-    per_line: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
-    lines = tl.cdiv(elements, per_line)
-    lanes = tl.arange(0, LINES)
-    for first in range(program * LINES, lines, programs * LINES):
-        line = tl.minimum(first + lanes, lines - 1).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [(ptr + line * per_line).to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
