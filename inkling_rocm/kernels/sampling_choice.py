@@ -3,7 +3,8 @@ sampling_kernels.py.
 
 The candidates of a row are one tile of CANDIDATES blocks. When they are proved to hold every kept
 token the row is that one tile, loaded once; else it is all of its blocks, tile by tile, and every
-step of the searches reads them again (from L2).
+step of the searches reads them again (from L2). A step looks at three values between the bounds at
+once and keeps the quarter that holds the answer.
 """
 
 from __future__ import annotations
@@ -18,13 +19,11 @@ from inkling_rocm.kernels.sampling_kernels import (
     LOWEST_KEY,
     TOKEN_STREAM,
     _best,
+    _between,
     _choose_in_block,
-    _count,
     _finish,
     _gumbel,
     _key,
-    _mass,
-    _midpoint,
     _row_key,
     _value,
     _values_at,
@@ -49,6 +48,64 @@ def _rank(level):
     ones = level.to(tl.int32)
     each = tl.sum(ones, 1)
     return (tl.cumsum(each, 0) - each)[:, None] + tl.cumsum(ones, 1)
+
+
+@triton.jit
+def _total(per_element):
+    return tl.sum(tl.sum(per_element, 1), 0)
+
+
+@triton.jit
+def _weight(x, key, level, top, COUNT: tl.constexpr):
+    """What an element adds at `level`: one or its mass, if it is as large."""
+    mass = tl.exp(x - top)
+    if COUNT:  # counts below 2^24 are exact
+        mass = tl.full(x.shape, 1.0, tl.float32)
+    return tl.where(key >= level, mass, 0.0)
+
+
+@triton.jit
+def _search(wanted, low, high, x, top, tiles, listed, logits_ptr, edited_ptr, edited,
+            temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
+            COUNT: tl.constexpr, EDITS: tl.constexpr, CANDIDATES: tl.constexpr):  # fmt: skip
+    """The largest key in [low, high] with at least `wanted` tokens, or mass, at or above it; low is
+    known to have that."""
+    while low < high:
+        q1, q2, q3 = _between(low, high, 1), _between(low, high, 2), _between(low, high, 3)
+        key = _key(x)
+        a = _weight(x, key, q1, top, COUNT)
+        b = _weight(x, key, q2, top, COUNT)
+        c = _weight(x, key, q3, top, COUNT)
+        for j in tl.range(1, tiles, num_stages=3):
+            y, _ = _tile(j, tiles, listed, logits_ptr, edited_ptr, edited, temperature_ptr,
+                         top_k_ptr, row, vocabulary, stride_logits, EDITS, CANDIDATES)  # fmt: skip
+            key = _key(y)
+            a += _weight(y, key, q1, top, COUNT)
+            b += _weight(y, key, q2, top, COUNT)
+            c += _weight(y, key, q3, top, COUNT)
+        a_ok, b_ok, c_ok = _total(a) >= wanted, _total(b) >= wanted, _total(c) >= wanted
+        low, high = (
+            tl.where(c_ok, q3, tl.where(b_ok, q2, tl.where(a_ok, q1, low))),
+            tl.where(c_ok, high, tl.where(b_ok, q3 - 1, tl.where(a_ok, q2 - 1, q1 - 1))),
+        )
+    return low
+
+
+@triton.jit
+def _above(level, x, top, tiles, listed, logits_ptr, edited_ptr, edited, temperature_ptr,
+           top_k_ptr, row, vocabulary, stride_logits,
+           EDITS: tl.constexpr, CANDIDATES: tl.constexpr):  # fmt: skip
+    """Number and mass of the tokens above a key."""
+    key = _key(x)
+    number = (key > level).to(tl.int32)
+    mass = tl.where(key > level, tl.exp(x - top), 0.0)
+    for j in tl.range(1, tiles, num_stages=3):
+        y, _ = _tile(j, tiles, listed, logits_ptr, edited_ptr, edited, temperature_ptr,
+                     top_k_ptr, row, vocabulary, stride_logits, EDITS, CANDIDATES)  # fmt: skip
+        key = _key(y)
+        number += (key > level).to(tl.int32)
+        mass += tl.where(key > level, tl.exp(y - top), 0.0)
+    return _total(number), _total(mass).to(tl.float64)
 
 
 @triton.jit
@@ -82,62 +139,39 @@ def _choose_kernel(
     start = tl.where(listed_number == blocks, LOWEST_KEY, bound)
     if cut:
         if limited:
-            enough = (top_k <= CANDIDATES) | (_count(safe) >= top_k)
+            enough = (top_k <= CANDIDATES) | (_total(safe.to(tl.int32)) >= top_k)
         else:
-            enough = _mass(x, safe, top) >= top_p * total
+            enough = _total(tl.where(safe, tl.exp(x - top), 0.0)) >= top_p * total
     else:
         enough = _key(floor) > bound
     enough = enough | (listed_number == blocks)
     start = tl.where(enough, start, LOWEST_KEY)
     tiles = tl.where(enough, 1, tl.cdiv(blocks, CANDIDATES))
+    if tiles > 1:  # the candidates make way for the first tile of the whole row
+        x, token = _tile(0, tiles, listed, logits_ptr, edited_ptr, edited, temperature_ptr,
+                         top_k_ptr, row, vocabulary, stride_logits, EDITS,
+                         CANDIDATES)  # fmt: skip
 
     if cut:
         level, ties = start, _NO_ID
         if limited:
-            high = _key(top)
-            while level < high:
-                middle = _midpoint(level, high)
-                count = 0
-                for j in range(tiles):
-                    if tiles > 1:
-                        x, token = _tile(j, tiles, listed, logits_ptr, edited_ptr, edited,
-                                         temperature_ptr, top_k_ptr, row, vocabulary,
-                                         stride_logits, EDITS, CANDIDATES)  # fmt: skip
-                    count += _count(_key(x) >= middle)
-                level = tl.where(count >= top_k, middle, level)
-                high = tl.where(count >= top_k, high, middle - 1)
-            above, total = 0, tl.zeros([], tl.float64)
-            for j in range(tiles):
-                if tiles > 1:
-                    x, token = _tile(j, tiles, listed, logits_ptr, edited_ptr, edited,
-                                     temperature_ptr, top_k_ptr, row, vocabulary,
-                                     stride_logits, EDITS, CANDIDATES)  # fmt: skip
-                above += _count(_key(x) > level)
-                total += _mass(x, _key(x) > level, top)
+            level = _search(top_k, start, _key(top), x, top, tiles, listed, logits_ptr, edited_ptr,
+                            edited, temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
+                            True, EDITS, CANDIDATES)  # fmt: skip
+            above, total = _above(level, x, top, tiles, listed, logits_ptr, edited_ptr, edited,
+                                  temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
+                                  EDITS, CANDIDATES)  # fmt: skip
             ties = top_k - above
             total += tl.exp(_value(level) - top).to(tl.float64) * ties
         if top_p < 1.0:
             target = top_p * total
             lowest = level
-            high = _key(top)
-            while level < high:
-                middle = _midpoint(level, high)
-                mass = tl.zeros([], tl.float64)
-                for j in range(tiles):
-                    if tiles > 1:
-                        x, token = _tile(j, tiles, listed, logits_ptr, edited_ptr, edited,
-                                         temperature_ptr, top_k_ptr, row, vocabulary,
-                                         stride_logits, EDITS, CANDIDATES)  # fmt: skip
-                    mass += _mass(x, _key(x) >= middle, top)
-                level = tl.where(mass >= target, middle, level)
-                high = tl.where(mass >= target, high, middle - 1)
-            mass = tl.zeros([], tl.float64)
-            for j in range(tiles):
-                if tiles > 1:
-                    x, token = _tile(j, tiles, listed, logits_ptr, edited_ptr, edited,
-                                     temperature_ptr, top_k_ptr, row, vocabulary,
-                                     stride_logits, EDITS, CANDIDATES)  # fmt: skip
-                mass += _mass(x, _key(x) > level, top)
+            level = _search(target, lowest, _key(top), x, top, tiles, listed, logits_ptr,
+                            edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
+                            stride_logits, False, EDITS, CANDIDATES)  # fmt: skip
+            _, mass = _above(level, x, top, tiles, listed, logits_ptr, edited_ptr, edited,
+                             temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
+                             EDITS, CANDIDATES)  # fmt: skip
             each = tl.exp(_value(level) - top).to(tl.float64)
             # Ties are kept while less than the target lies before them; the first token always.
             wanted = tl.where(each > 0, (target - mass) / tl.where(each > 0, each, 1.0), 1e9)
@@ -145,7 +179,7 @@ def _choose_kernel(
             ties = tl.where(level == lowest, tl.minimum(ties, wanted), wanted)
         best, chosen, before = float("-inf"), 0, 0
         for j in range(tiles):
-            if tiles > 1:
+            if j > 0:
                 x, token = _tile(j, tiles, listed, logits_ptr, edited_ptr, edited,
                                  temperature_ptr, top_k_ptr, row, vocabulary,
                                  stride_logits, EDITS, CANDIDATES)  # fmt: skip
@@ -153,7 +187,7 @@ def _choose_kernel(
             tied = order == level
             kept = (order > level) | (tied & (before + _rank(tied) <= ties))
             kept &= (x >= floor) & (x > float("-inf"))
-            before += _count(tied)
+            before += _total(tied.to(tl.int32))
             noisy = tl.where(kept, x + _gumbel(key, token, TOKEN_STREAM), float("-inf"))
             most = tl.max(tl.max(noisy, 1), 0)
             first = tl.min(tl.min(tl.where(noisy == most, token, _NO_ID), 1), 0)
@@ -162,7 +196,7 @@ def _choose_kernel(
     else:  # min-p alone: a block by its log-sum-exp above the floor, then a token in it
         best, block = float("-inf"), 0
         for j in range(tiles):
-            if tiles > 1:
+            if j > 0:
                 x, token = _tile(j, tiles, listed, logits_ptr, edited_ptr, edited,
                                  temperature_ptr, top_k_ptr, row, vocabulary,
                                  stride_logits, EDITS, CANDIDATES)  # fmt: skip

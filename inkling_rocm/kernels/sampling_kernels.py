@@ -80,9 +80,10 @@ def _value(key):
 
 
 @triton.jit
-def _midpoint(low, high):
-    """The upper middle of two keys."""
-    return (high.to(tl.int64) + (low.to(tl.int64) - high.to(tl.int64)) // 2).to(tl.int32)
+def _between(low, high, part: tl.constexpr):
+    """The key `part` quarters of the way from low to high, rounded up."""
+    span = high.to(tl.int64) - low.to(tl.int64)
+    return (low.to(tl.int64) + (span * part + 3) // 4).to(tl.int32)
 
 
 @triton.jit
@@ -145,7 +146,9 @@ def _scaled(x, temperature_ptr, top_k_ptr, row):
     """Logits over temperature, greedy rows' as they are."""
     greedy = _is_greedy(temperature_ptr, top_k_ptr, row)
     divisor = tl.where(greedy, 1.0, tl.load(temperature_ptr + row))
-    return tl.div_rn(x, tl.zeros_like(x) + divisor)
+    if divisor != 1.0:
+        x = tl.div_rn(x, tl.zeros_like(x) + divisor)
+    return x
 
 
 @triton.jit
@@ -247,7 +250,7 @@ def _bound_kernel(
         order = _key(most)
         low, high = tl.full([], LOWEST_KEY, tl.int32), _key(top)
         while low < high:
-            middle = _midpoint(low, high)
+            middle = _between(low, high, 2)
             enough = tl.sum((order >= middle).to(tl.int32), 0) >= CANDIDATES
             low = tl.where(enough, middle, low)
             high = tl.where(enough, high, middle - 1)
@@ -266,14 +269,3 @@ def _bound_kernel(
     tl.store(rows_out + 2, edited)
     tl.store(rows_out + 3, top.to(tl.int32, bitcast=True))
     tl.store(rows_out + 4, tl.cast(raw_total, tl.float32).to(tl.int32, bitcast=True))
-
-
-@triton.jit
-def _mass(x, chosen, top):
-    """Sum of exp(x - top) over the chosen, fp64 outside the tile."""
-    return tl.sum(tl.sum(tl.where(chosen, tl.exp(x - top), 0.0), 1), 0).to(tl.float64)
-
-
-@triton.jit
-def _count(chosen):
-    return tl.sum(tl.sum(chosen.to(tl.int32), 1), 0)

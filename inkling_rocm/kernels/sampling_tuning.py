@@ -25,5 +25,5 @@ SCAN = TuningTable(
     _rows({"SCAN_BLOCKS": 16}, {"num_warps": 4, "enable_fp_fusion": False}),
 )
 # CANDIDATES is shared by the second and third launch of a call.
-BOUND = TuningTable("inkling_rocm.sampling_bound", _rows({"CANDIDATES": 32}, {"num_warps": 4}))
-CHOICE = TuningTable("inkling_rocm.sampling_choice", _rows({"CANDIDATES": 32}, {"num_warps": 8}))
+BOUND = TuningTable("inkling_rocm.sampling_bound", _rows({"CANDIDATES": 64}, {"num_warps": 4}))
+CHOICE = TuningTable("inkling_rocm.sampling_choice", _rows({"CANDIDATES": 64}, {"num_warps": 16}))

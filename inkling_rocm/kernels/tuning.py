@@ -25,7 +25,7 @@ def _prologue():
     # One warp where a program may overwrite the history it has read (conv.py): a warp's accesses
     # stay in order, several warps' do not.
     for arch in AMD:
-        yield _row(arch, {"decode": True}, {"ROWS": 2}, 1)
+        yield _row(arch, {"decode": True}, {"ROWS": 4}, 1)
         yield _row(arch, {"tokens": (None, 512)}, {"ROWS": 4}, 1)
         yield _row(arch, {}, {"ROWS": 16}, 4)
     for arch in NVIDIA:
