@@ -1,5 +1,15 @@
 """One step of the engine: schedule, forward, sample, report. Runs in one thread; the Engine's.
 
+With an executor that runs ahead, a step is scheduled and started before the tokens of the previous
+one are read back: a decoding row then takes its input from the device. What follows from that:
+
+- A sequence that turns out to have ended has had one more token computed. It is dropped, and the
+  pages and slot are free at once: whoever gets them writes to them in a later step.
+- A sequence that must end with the pending token (max_new_tokens) is not scheduled again.
+- A step is booked before the next one is scheduled (it is synchronous) when the host must see its
+  tokens first: a grammar, a stop id held back by min_new_tokens, penalties where the executor does
+  not count tokens, continuations to fork, prompt scores.
+
 A step that raises ends the requests of its batch with an error and frees what they held; the others
 go on.
 """
@@ -9,19 +19,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from inkling_rocm.engine.host import EmbeddedHost
-from inkling_rocm.engine.logprobs import token_logprobs
+from inkling_rocm.engine.executor import (
+    LAST_TOKEN,
+    Executor,
+    Score,
+    StepInput,
+    StepOutput,
+    StepResult,
+)
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats
 from inkling_rocm.engine.request import FinishReason, TokenLogprob, Update
-from inkling_rocm.engine.sampler import SampleRow, sample
+from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request, Sequence
-from inkling_rocm.model import InklingModel
 
 logger = logging.getLogger(__name__)
 
@@ -37,38 +52,43 @@ STEP_ERRORS = (
     AssertionError,
     AttributeError,
 )
-# Prompt logits held at a time: bounds the memory of prompt log probabilities.
-SCORED_LOGITS = 1 << 24
+
+
+@dataclass(kw_only=True)
+class _Flight:
+    """A step that was started: what to do with its result.
+
+    Attributes:
+        drawn: sequences that get a token, in the order of the result. ended: those that were only
+            to compute their prompt. forks: those whose siblings start.
+        scored: prompt rows asked for. host_needed: the next step cannot be scheduled before this
+            one is booked.
+    """
+
+    batch: Rows[tuple[Sequence, int]]
+    drawn: list[Sequence] = field(default_factory=list)
+    ended: list[Sequence] = field(default_factory=list)
+    forks: list[Sequence] = field(default_factory=list)
+    scored: list[tuple[Sequence, Score]] = field(default_factory=list)
+    host_needed: bool = False
+    output: StepOutput = field(init=False)
 
 
 class EngineCore:
-    """The engine without its thread.
+    """The engine without its thread."""
 
-    Args:
-        vocabulary: the model's real rows.
-    """
-
-    def __init__(
-        self,
-        model: InklingModel,
-        host: EmbeddedHost,
-        scheduler: Scheduler,
-        metrics: EngineMetrics,
-        *,
-        vocabulary: int,
-    ):
-        self.model = model
-        self.host = host
+    def __init__(self, executor: Executor, scheduler: Scheduler, metrics: EngineMetrics):
+        self.executor = executor
         self.scheduler = scheduler
         self.metrics = metrics
         self.requests: dict[str, Request] = {}
-        self._vocabulary = vocabulary
+        self._flight: _Flight | None = None
         self._outbox: dict[str, tuple[Request, list[Update]]] = {}
         self._prompt_tokens = self._generated_tokens = self._finished = 0
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle
+        return self.scheduler.idle and self._flight is None
 
     def add(self, request: Request) -> None:
         """Take a request in."""
@@ -100,18 +120,18 @@ class EngineCore:
         self._flush()
 
     def step(self) -> None:
-        """Run one forward of whatever is scheduled."""
+        """Start one forward of whatever is scheduled, and book the one before it; or, where running
+        ahead does not pay or the host must see the tokens first, book the new one too."""
         started = time.perf_counter()
         batch = self.scheduler.schedule()
-        assert batch or self.idle, "sequences wait but none can run"
-        try:
-            with torch.inference_mode():
-                self._run(batch)
-        except STEP_ERRORS as error:
-            logger.exception("a step with %d sequences failed", len(batch))
-            for sequence, _ in batch:
-                message = f"{type(error).__name__}: {error}"
-                self._end_request(sequence.request, "error", error=message)
+        assert batch or self.idle or self._flight, "sequences wait but none can run"
+        flight, error = self._start(batch)
+        self._land()
+        self._flight = flight
+        if error is not None:
+            self._fail(batch, error)
+        if flight is not None and (flight.host_needed or not self.executor.runs_ahead):
+            self._land()
         self._flush()
         tokens = sum(tokens for _, tokens in batch)
         self.metrics.step(self.stats(), tokens=tokens, seconds=time.perf_counter() - started)
@@ -132,75 +152,159 @@ class EngineCore:
             requests_finished=self._finished,
         )
 
-    def _run(self, batch: Rows[tuple[Sequence, int]]) -> None:
+    def _start(
+        self, batch: Rows[tuple[Sequence, int]]
+    ) -> tuple[_Flight | None, BaseException | None]:
+        """Hand a batch to the executor. Returns: the flight, or why there is none."""
         if not batch:
-            return
-        ids: list[int] = []
+            return None, None
+        try:
+            flight, step = self._plan(batch)
+            flight.output = self.executor.run(step)
+        except STEP_ERRORS as error:
+            return None, error
         for sequence, tokens in batch:
-            if sequence.remaining == 1:
-                ids.append(sequence.tokens[-1])
-            else:
-                ids += sequence.tokens[sequence.computed : sequence.computed + tokens]
-        q_len = np.array([tokens for _, tokens in batch], np.int64)
-        self.host.prepare(
-            np.array([s.slot for s, _ in batch], np.int64),
-            np.array([s.computed for s, _ in batch], np.int64),
-            q_len,
-        )
-        input_ids = self.host.input_ids(np.array(ids, np.int64))
-        hidden_TH = self.model.forward(input_ids, self.host)
-        ready, last_rows = [], []
-        for (sequence, tokens), end in zip(batch, np.cumsum(q_len).tolist(), strict=True):
             start = sequence.computed
             sequence.computed += tokens
             if start < sequence.prompt_len:
                 self._prompt_tokens += min(sequence.computed, sequence.prompt_len) - start
-                self._score_prompt(sequence, start, hidden_TH[end - tokens : end])
-            if sequence.remaining == 0:
-                ready.append(sequence)
-                last_rows.append(end - 1)
-        if ready:
-            self._advance(ready, last_rows, hidden_TH)
+        for sequence in flight.drawn:
+            sequence.pending = 1
+        return flight, None
 
-    def _advance(self, ready: Rows[Sequence], last_rows: list[int], hidden_TH: Tensor) -> None:
-        """Sample the next token of every sequence whose tokens are all computed."""
-        drawn: list[Sequence] = []
-        ended: list[Sequence] = []
+    def _plan(self, batch: Rows[tuple[Sequence, int]]) -> tuple[_Flight, StepInput]:
+        """What a step computes, and what will be booked when it has run."""
+        flight = _Flight(batch=batch)
+        ids: list[int] = []
         rows: list[int] = []
-        for sequence, row in zip(ready, last_rows, strict=True):
-            group = [sequence, *sequence.siblings]
-            if sequence.request.wants_logits or not sequence.request.params.max_new_tokens:
-                for member in group:
-                    member.finish("length")
-                    ended.append(member)
+        for sequence, tokens in batch:
+            start, first = sequence.computed, len(ids)
+            if sequence.pending:
+                assert tokens == sequence.remaining == 1
+                ids.append(LAST_TOKEN)
+            elif sequence.remaining == 1:
+                ids.append(sequence.tokens[-1])
+            else:
+                ids += sequence.tokens[start : start + tokens]
+            if start < sequence.prompt_len:
+                self._plan_score(flight, sequence, start, first, tokens)
+            if sequence.remaining > tokens:
                 continue
-            drawn += group
-            rows += [row] * len(group)
-        if drawn:
-            if rows != list(range(len(hidden_TH))):
-                hidden_TH = hidden_TH[torch.tensor(rows, device=hidden_TH.device)]
-            logits_nV = self.model.logits(hidden_TH, self.host)
-            self._sample(drawn, logits_nV)
-        for sequence in ready:
-            if sequence.siblings:
+            group = [sequence, *sequence.siblings]
+            flight.forks += [sequence] if sequence.siblings else []
+            if sequence.request.wants_logits or not sequence.request.params.max_new_tokens:
+                flight.ended += group
+            else:
+                flight.drawn += group
+                rows += [len(ids) - 1] * len(group)
+        flight.host_needed = bool(
+            flight.forks
+            or flight.ended
+            or flight.scored
+            or any(map(self._needs_host, flight.drawn))
+        )
+        slots = np.array([s.slot for s, _ in batch], np.int64)
+        wanted = [s.request.logprobs for s in flight.drawn]
+        step = StepInput(
+            slots=slots,
+            q_start=np.array([s.computed for s, _ in batch], np.int64),
+            q_len=np.array([tokens for _, tokens in batch], np.int64),
+            token_ids=np.array(ids, np.int64),
+            tables=tuple(pool.take_changes(slots) for pool in self.scheduler.pools),
+            ring_copies=self.scheduler.rings.take_copies(),
+            logit_rows=np.array(rows, np.int64),
+            sample_slots=np.array([s.slot for s in flight.drawn], np.int64),
+            samples=tuple(
+                SampleRow(s.request.params, s.seed, s.length, s.edits) for s in flight.drawn
+            ),
+            logprobs=()
+            if all(top is None for top in wanted)
+            else tuple(-1 if top is None else top for top in wanted),
+            scores=tuple(score for _, score in flight.scored),
+        )
+        return flight, step
+
+    def _needs_host(self, sequence: Sequence) -> bool:
+        """Whether the token after the next cannot be drawn before the host has seen the next: what
+        its logits are edited with depends on it."""
+        edits = sequence.edits
+        return (
+            edits.mask is not None
+            or edits.holds_back_stop
+            or (edits.counts is not None and not self.executor.counts_tokens)
+        )
+
+    def _plan_score(
+        self, flight: _Flight, sequence: Sequence, start: int, first: int, tokens: int
+    ) -> None:
+        """Ask for what a request wants to know about its prompt; rows that were scored before a
+        preemption are skipped."""
+        request = sequence.request
+        end = start + tokens
+        if request.wants_logits:
+            have = sum(map(len, request.prompt_logits))
+        elif request.prompt_logprobs and sequence.index == 0:
+            request.scored = request.scored or [
+                TokenLogprob(token_id=request.prompt_ids[0], logprob=None)
+            ]
+            have = len(request.scored) - 1
+            end = min(end, sequence.prompt_len - 1)  # the last predicts no prompt id
+        else:
+            return
+        begin = max(have, start)
+        if begin >= end:
+            return
+        following = None
+        if not request.wants_logits:
+            following = tuple(request.prompt_ids[begin + 1 : end + 1])
+        score = Score(
+            first=first + begin - start,
+            rows=end - begin,
+            following=following,
+            top=request.logprobs or 0,
+        )
+        flight.scored.append((sequence, score))
+
+    def _land(self) -> None:
+        """Wait for the step in flight, if there is one, and book what it found."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        try:
+            self._book(flight, flight.output.wait())
+        except STEP_ERRORS as error:
+            self._fail(flight.batch, error)
+
+    def _fail(self, batch: Rows[tuple[Sequence, int]], error: BaseException) -> None:
+        logger.error("a step with %d sequences failed", len(batch), exc_info=error)
+        for sequence, _ in batch:
+            message = f"{type(error).__name__}: {error}"
+            self._end_request(sequence.request, "error", error=message)
+
+    def _book(self, flight: _Flight, result: StepResult) -> None:
+        for (sequence, _), found in zip(flight.scored, result.scores, strict=True):
+            request = sequence.request
+            if isinstance(found, Tensor):
+                request.prompt_logits.append(found)
+            else:
+                request.scored += found
+        for sequence in flight.ended:
+            if sequence.finished is None:
+                sequence.finish("length")
+        self._add_tokens(flight.drawn, result)
+        for sequence in flight.forks:
+            if sequence.slot:
                 self.scheduler.fork(sequence)
-        for sequence in (*drawn, *ended):
+        for sequence in (*flight.drawn, *flight.ended):
             if sequence.finished:
                 self._retire(sequence)
 
-    def _sample(self, sequences: Rows[Sequence], logits_nV: Tensor) -> None:
-        rows = [SampleRow(s.request.params, s.seed, len(s.tokens), s.edits) for s in sequences]
-        scored = [i for i, s in enumerate(sequences) if s.request.logprobs is not None]
-        tokens = sample(logits_nV, rows, keep_logits=bool(scored))
-        logprobs: dict[int, TokenLogprob] = {}
-        if scored:
-            raw = logits_nV if len(scored) == len(rows) else logits_nV[scored]
-            tops = [sequences[i].request.logprobs or 0 for i in scored]
-            # A row without a token gets token 0's; it is not used.
-            found = token_logprobs(raw, [tokens[i] or 0 for i in scored], tops)
-            logprobs = dict(zip(scored, found, strict=True))
+    def _add_tokens(self, sequences: Rows[Sequence], result: StepResult) -> None:
         now = time.perf_counter()
-        for i, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+        for i, (sequence, token) in enumerate(zip(sequences, result.tokens, strict=True)):
+            sequence.pending = 0
+            if sequence.finished:  # it had ended before this step, or was aborted meanwhile
+                continue
             if token is None:
                 constraint = sequence.constraint
                 fault = None if constraint is None else constraint.fault
@@ -210,7 +314,7 @@ class EngineCore:
                 )
                 sequence.finish("error", error=f"no token can follow: {message}")
                 continue
-            sequence.add(token, logprobs.get(i))
+            sequence.add(token, result.logprobs.get(i))
             self._generated_tokens += 1
             if sequence.generated == 1:
                 self.metrics.first_token(now - sequence.request.submitted)
@@ -219,34 +323,6 @@ class EngineCore:
             sequence.last_token_time = now
             if sequence.request.stream and not sequence.finished:
                 self._outbox_of(sequence)
-
-    def _score_prompt(self, sequence: Sequence, start: int, hidden_nH: Tensor) -> None:
-        """Keep what a request wants to know about its prompt; rows that were scored before a
-        preemption are skipped."""
-        request = sequence.request
-        if request.wants_logits:
-            have = sum(map(len, request.prompt_logits))
-        elif request.prompt_logprobs and sequence.index == 0:
-            have = max(len(request.scored) - 1, 0)
-            request.scored = request.scored or [
-                TokenLogprob(token_id=request.prompt_ids[0], logprob=None)
-            ]
-            hidden_nH = hidden_nH[
-                : sequence.prompt_len - 1 - start
-            ]  # the last predicts no prompt id
-        else:
-            return
-        for rows in hidden_nH[max(have - start, 0) :].split(SCORED_LOGITS // self._vocabulary + 1):
-            if len(rows) == 0:
-                continue
-            logits_nV = self.model.logits(rows, self.host)
-            if request.wants_logits:
-                request.prompt_logits.append(logits_nV.cpu())
-                continue
-            at = len(request.scored)
-            following = request.prompt_ids[at : at + len(rows)]
-            top = [request.logprobs or 0] * len(rows)
-            request.scored += token_logprobs(logits_nV, following, top)
 
     def _end_request(
         self, request: Request, reason: FinishReason, *, error: str | None = None

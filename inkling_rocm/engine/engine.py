@@ -21,6 +21,7 @@ from inkling_rocm.engine.core import EngineCore
 from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts, load_parts
+from inkling_rocm.engine.local_executor import LocalExecutor
 from inkling_rocm.engine.memory import build_pools, plan_memory
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats, NoMetrics
 from inkling_rocm.engine.request import RequestError, SamplingParams
@@ -28,6 +29,7 @@ from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request
 from inkling_rocm.engine.sequence import Sequence as Continuation
 from inkling_rocm.engine.sglang_form import Generation
+from inkling_rocm.engine.token_sampler import TorchSampler
 from inkling_rocm.engine.validate import check_request
 
 
@@ -107,9 +109,8 @@ class Engine:
             pools, rings, chunk_tokens=plan.chunk_tokens, max_running=plan.max_running
         )
         self._vocabulary = text.unpadded_vocab_size
-        self._core = EngineCore(
-            parts.model, host, scheduler, self._metrics, vocabulary=self._vocabulary
-        )
+        executor = LocalExecutor(parts.model, host, TorchSampler(), vocabulary=self._vocabulary)
+        self._core = EngineCore(executor, scheduler, self._metrics)
         known = (*parts.config.eos_token_ids, *(self.tokenizer.eos_ids if self.tokenizer else ()))
         self.stop_ids = tuple(i for i in dict.fromkeys(known) if i < self._vocabulary)
         self._constraints = None
@@ -344,7 +345,7 @@ class Engine:
         try:
             while True:
                 with self._changed:
-                    if core.idle and not self._inbox and not self._closing:
+                    if core.idle and not self._inbox:
                         core.metrics.step(core.stats(), tokens=0, seconds=0.0)
                     while core.idle and not self._inbox and not self._closing:
                         self._changed.wait()

@@ -28,16 +28,25 @@ from inkling_rocm.host import (
 )
 
 MAX_CACHED_VIEWS = 64
+_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
+
+
+def upload(values: NDArray, device: torch.device) -> Tensor:
+    """A copy on the device, not waited for. Pinned memory of torch's cache is not handed out again
+    before the copy has read it."""
+    if device.type == "cpu":
+        return torch.from_numpy(values)
+    staged = torch.empty(values.shape, dtype=_DTYPES[values.dtype], pin_memory=True)
+    staged.numpy()[...] = values
+    return staged.to(device, non_blocking=True)
 
 
 class _Buffer:
-    """A fixed integer buffer on host and device."""
+    """A fixed integer buffer: of the device, and on a CPU also seen as a numpy array."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device):
-        pinned = device.type == "cuda"
-        self._staged = torch.zeros(size, dtype=dtype, pin_memory=pinned)
-        self._device = torch.zeros(size, dtype=dtype, device=device) if pinned else self._staged
-        self.host = self._staged.numpy()
+        self._device = torch.zeros(size, dtype=dtype, device=device)
+        self._host = self._device.numpy() if device.type == "cpu" else None
 
     def put(self, values: NDArray) -> Tensor:
         """Store values (any shape); the device tensor over them, same shape."""
@@ -45,10 +54,12 @@ class _Buffer:
 
     def store(self, values: NDArray) -> int:
         size = values.size
-        self.host[:size].reshape(values.shape)[...] = values
-        if self._device is not self._staged:
-            # Blocking: the staged buffer is written again before the device may have read it.
-            self._device[:size].copy_(self._staged[:size])
+        if self._host is not None:
+            self._host[:size].reshape(values.shape)[...] = values
+        else:
+            staged = torch.empty(values.shape, dtype=self._device.dtype, pin_memory=True)
+            staged.numpy()[...] = values
+            self._device[:size].view(values.shape).copy_(staged, non_blocking=True)
         return size
 
     def view(self, shape: tuple[int, ...], size: int) -> Tensor:
@@ -61,6 +72,9 @@ class EmbeddedHost:
     Args:
         max_tokens, max_rows: most tokens and rows of one forward, padding included.
         check: assert the host invariants on every step.
+
+    Attributes:
+        last_tokens: int64 [slots], the token sampled last for each sequence slot.
     """
 
     meta: BatchMeta
@@ -101,6 +115,7 @@ class EmbeddedHost:
         self._first_page = [int32(max_rows) for _ in pools]
         self._slots = [int64(max_tokens) for _ in pools]
         self._input_ids = int64(max_tokens)
+        self.last_tokens = torch.zeros(rings.total + 1, dtype=torch.int64, device=device)
         self._views: dict[tuple, tuple[list, dict]] = {}
 
     def prepare(

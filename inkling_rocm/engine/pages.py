@@ -3,6 +3,9 @@
 One pool serves the global layers, one the window layers. A sequence is known by its slot (the same
 number as its convolution-ring slot). Row `slot` of the page table maps page index (position //
 page_size) to page; entries outside [first, end) are 0, the sink page that nobody owns.
+
+Allocation only books: what changed is collected (`take_changes`) for the step that will run next,
+whose executor copies pages and keeps the tables of other devices and ranks equal.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from inkling_rocm.engine.executor import TableChanges
 
 
 class PagePool:
@@ -49,6 +54,8 @@ class PagePool:
         self.end = np.zeros(slots, np.int32)
         self.references = [0] * pages
         self._free = list(range(pages - 1, 0, -1))
+        self._entries: list[tuple[int, int, int]] = []
+        self._copies: list[tuple[int, int]] = []
 
     @property
     def name(self) -> str:
@@ -93,6 +100,7 @@ class PagePool:
             self.references[page] = 1
             self.table[slot, index] = page
             self.end[slot] = index + 1
+            self._entries.append((slot, index, page))
 
     def trim(self, slot: int, q_start: int) -> None:
         """Free the pages that no query at or after position q_start can see."""
@@ -114,20 +122,43 @@ class PagePool:
     def fork(self, source: int, target: int, length: int) -> None:
         """Let slot `target` continue from the first `length` positions of `source`.
 
-        Full pages are shared. A partial last page is copied, because both will write to it; the
-        caller has checked that one page is free.
+        Full pages are shared. A partial last page will be copied, because both will write to it;
+        the caller has checked that one page is free.
         """
         first, full = int(self.first[source]), length // self.page_size
         for index in range(first, full):
             page = int(self.table[source, index])
             self.references[page] += 1
             self.table[target, index] = page
+            self._entries.append((target, index, page))
         self.first[target] = first
         self.end[target] = full
         if length % self.page_size:
             self.extend(target, length)
-            copied, own = int(self.table[source, full]), int(self.table[target, full])
-            self.storage[:, :, own] = self.storage[:, :, copied]
+            self._copies.append((int(self.table[source, full]), int(self.table[target, full])))
+
+    def take_changes(self, slots: NDArray) -> TableChanges:
+        """What changed since the last call, with the live pages of a step's rows.
+
+        Args:    slots: int64 [B].
+        """
+        entries = np.array(self._entries, np.int32).reshape(-1, 3)
+        copies = np.array(self._copies, np.int32).reshape(-1, 2)
+        self._entries, self._copies = [], []
+        return TableChanges(
+            entries=entries, first=self.first[slots], end=self.end[slots], copies=copies
+        )
+
+    def follow(self, slots: NDArray, changes: TableChanges) -> None:
+        """Take over another rank's changes; the rows of a step have these slots."""
+        slot, column, page = changes.entries.T
+        self.table[slot, column] = page
+        self.first[slots], self.end[slots] = changes.first, changes.end
+
+    def copy_pages(self, copies: NDArray) -> None:
+        """Copy K/V of (source, target) pages, int32 [c, 2], in order."""
+        for source, target in copies.tolist():
+            self.storage[:, :, target] = self.storage[:, :, source]
 
     def _drop(self, slot: int, first: int, end: int) -> None:
         for page in self.table[slot, first:end].tolist():

@@ -6,7 +6,9 @@ between: a reader trusts only the `history` rows before its chunk, which its own
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inkling_rocm.config import TextConfig
@@ -42,6 +44,7 @@ class ConvRings:
         self.total = slots - 1
         self.rows = max(text.conv_taps - 1 + draft_tokens, 1)
         self._free = list(range(slots - 1, 0, -1))
+        self._copies: list[tuple[int, int]] = []
         by_channels: dict[int, list[tuple[int, ConvStream]]] = {}
         for layer in range(text.num_layers):
             for stream in CONV_STREAMS:
@@ -76,6 +79,17 @@ class ConvRings:
         self._free.append(slot)
 
     def fork(self, source: int, target: int) -> None:
-        """Copy every ring of a slot."""
-        for storage in self._storage:
-            storage[:, target] = storage[:, source]
+        """Let every ring of `target` be copied from `source` before the next step."""
+        self._copies.append((source, target))
+
+    def take_copies(self) -> NDArray:
+        """The copies to make since the last call, int32 [c, 2]."""
+        copies = np.array(self._copies, np.int32).reshape(-1, 2)
+        self._copies = []
+        return copies
+
+    def copy(self, copies: NDArray) -> None:
+        """Copy every ring of (source, target) slots, int32 [c, 2], in order."""
+        for source, target in copies.tolist():
+            for storage in self._storage:
+                storage[:, target] = storage[:, source]

@@ -119,11 +119,11 @@ class Scheduler:
             return True
         for pool in self.pools:
             promised = sum(
-                min(pool.missing(s.slot, len(s.tokens)), self._pages(pool, len(s.tokens)))
+                min(pool.missing(s.slot, s.length), self._pages(pool, s.length))
                 for s in self.running
                 if s.remaining > 1
             )
-            wanted = self._pages(pool, len(sequence.tokens)) + len(self.running)
+            wanted = self._pages(pool, sequence.length) + len(self.running)
             if pool.free - promised < wanted:
                 return False
         return True
@@ -135,6 +135,8 @@ class Scheduler:
         batch = []
         for sequence in list(self.running):
             if not sequence.slot or sequence.remaining != 1:
+                continue
+            if sequence.pending and sequence.complete:
                 continue
             while sequence.slot and not self._grow(sequence, 1):
                 self._preempt(self.running[-1])

@@ -50,7 +50,9 @@ class Sequence:
     """One continuation.
 
     Attributes:
-        tokens: prompt and generated ids. computed: how many of them have K/V in the pools.
+        tokens: prompt and generated ids. pending: tokens (0 or 1) sampled by a step that has not
+            been read back. computed: how many of both have K/V in the pools, or will once the steps
+            that were started have run.
         slot: sequence slot while running, else 0.
         siblings: continuations that start from this one's prompt once it is computed.
         finished: why it ended, None while it has not. retired: its end was reported.
@@ -62,6 +64,7 @@ class Sequence:
         self.index = index
         self.tokens = list(request.prompt_ids)
         self.prompt_len = len(self.tokens)
+        self.pending = 0
         self.computed = 0
         self.slot = 0
         self.siblings: list[Sequence] = []
@@ -94,9 +97,19 @@ class Sequence:
         return self.request.seed + self.index
 
     @property
+    def length(self) -> int:
+        """Tokens, pending ones included."""
+        return len(self.tokens) + self.pending
+
+    @property
     def remaining(self) -> int:
         """Tokens to compute before the next one can be sampled."""
-        return len(self.tokens) - self.computed
+        return self.length - self.computed
+
+    @property
+    def complete(self) -> bool:
+        """Whether a pending token is the last, whatever it turns out to be."""
+        return self.length - self.prompt_len >= self.request.params.max_new_tokens
 
     @property
     def generated(self) -> int:

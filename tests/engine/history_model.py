@@ -16,11 +16,13 @@ from inkling_rocm.engine import Engine, EngineArgs, NoMetrics, SamplingParams
 from inkling_rocm.engine.core import EngineCore
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
+from inkling_rocm.engine.local_executor import LocalExecutor
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.memory import build_pools, plan_memory
 from inkling_rocm.engine.sampler import SampleRow, sample
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request, Sequence
+from inkling_rocm.engine.token_sampler import TorchSampler
 
 PRIME = 16777213  # hashes stay exact in float32
 WINDOW = 6
@@ -251,7 +253,8 @@ def history_core(*, model=None, **args) -> EngineCore:
     scheduler = Scheduler(
         pools, rings, chunk_tokens=plan.chunk_tokens, max_running=plan.max_running
     )
-    return EngineCore(model or HistoryModel(), host, scheduler, NoMetrics(), vocabulary=VOCAB)
+    executor = LocalExecutor(model or HistoryModel(), host, TorchSampler(), vocabulary=VOCAB)
+    return EngineCore(executor, scheduler, NoMetrics())
 
 
 class ListHandle:

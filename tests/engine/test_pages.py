@@ -81,7 +81,11 @@ def test_fork_shares_full_pages_and_copies_the_partial_one():
     pool = make_pool()
     pool.extend(1, 10)
     pool.storage.copy_(torch.arange(pool.storage.numel()).view(pool.storage.shape))
+    pool.take_changes(np.array([1]))
     pool.fork(1, 2, 10)
+    changes = pool.take_changes(np.array([1, 2]))
+    assert changes.entries.tolist() == [[2, i, pool.table[2, i]] for i in range(3)]
+    pool.copy_pages(changes.copies)
     assert pool.used == 4
     assert (pool.table[1, :2] == pool.table[2, :2]).all()
     mine, copied = pool.table[1, 2], pool.table[2, 2]

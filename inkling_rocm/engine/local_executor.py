@@ -1,0 +1,190 @@
+"""Runs steps on the device of this process: forward, logits, sampling, read-back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inkling_rocm.engine.executor import LAST_TOKEN, Score, StepInput, StepResult
+from inkling_rocm.engine.host import EmbeddedHost, upload
+from inkling_rocm.engine.logprobs import (
+    LogprobTensors,
+    as_logprobs,
+    logprob_tensors,
+    token_logprobs,
+)
+from inkling_rocm.engine.request import TokenLogprob
+from inkling_rocm.engine.token_sampler import TokenSampler
+from inkling_rocm.host import Host
+
+# Prompt logits held at a time: bounds the memory of prompt log probabilities.
+SCORED_LOGITS = 1 << 24
+
+
+class Model(Protocol):
+    """What runs: InklingModel, or what stands in its place."""
+
+    def forward(self, input_ids: Tensor, host: Host) -> Tensor: ...
+
+    def logits(self, hidden_nH: Tensor, host: Host) -> Tensor: ...
+
+
+class DecodeRunner(Protocol):
+    """Runs steps of one token a row from fixed buffers (decode_runner.py)."""
+
+    def fits(self, step: StepInput) -> bool: ...
+
+    def run(self, step: StepInput) -> tuple[Tensor, Host]:
+        """Returns: hidden [B, H], and the host they were computed on."""
+        ...
+
+
+class LocalExecutor:
+    """An Executor over one model, host and sampler.
+
+    Args:
+        vocabulary: the model's real rows.
+        runs_ahead: see Executor.
+        decode: takes the steps that fit it; None = every forward is laid out afresh.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        host: EmbeddedHost,
+        sampler: TokenSampler,
+        *,
+        vocabulary: int,
+        runs_ahead: bool = False,
+        decode: DecodeRunner | None = None,
+    ):
+        self.model = model
+        self.host = host
+        self.sampler = sampler
+        self.runs_ahead = runs_ahead
+        self.counts_tokens = sampler.counts_tokens
+        self.decode = decode
+        self._vocabulary = vocabulary
+        self._last_tokens = host.last_tokens
+
+    @torch.inference_mode()
+    def run(self, step: StepInput) -> LocalOutput:
+        """See Executor."""
+        for pool, changes in zip(self.host.pools, step.tables, strict=True):
+            pool.copy_pages(changes.copies)
+        self.host.rings.copy(step.ring_copies)
+        if self.decode is not None and self.decode.fits(step):
+            hidden_TH, host = self.decode.run(step)
+        else:
+            host = self.host
+            host.prepare(step.slots, step.q_start, step.q_len)
+            hidden_TH = self.model.forward(self._input_ids(step), host)
+        scores = [self._score(hidden_TH, score, host) for score in step.scores]
+        tokens, logprobs = None, None
+        if len(step.logit_rows):
+            if not np.array_equal(step.logit_rows, np.arange(len(hidden_TH))):
+                hidden_TH = hidden_TH[upload(step.logit_rows, hidden_TH.device)]
+            logits_nV = self.model.logits(hidden_TH, host)
+            tokens = self.sampler.sample(logits_nV, step)
+            if self.runs_ahead:
+                self._last_tokens[upload(step.sample_slots, tokens.device)] = tokens
+            logprobs = self._logprobs(logits_nV, tokens, step.logprobs)
+        return LocalOutput(tokens, logprobs, step.logprobs, scores)
+
+    def follow(self, step: StepInput) -> LocalOutput:
+        """Run a step that another rank has scheduled: its page tables are taken over first."""
+        for pool, changes in zip(self.host.pools, step.tables, strict=True):
+            pool.follow(step.slots, changes)
+        return self.run(step)
+
+    def _input_ids(self, step: StepInput) -> Tensor:
+        """Token ids, those of LAST_TOKEN filled in on the device."""
+        input_ids = self.host.input_ids(step.token_ids)
+        at = np.flatnonzero(step.token_ids == LAST_TOKEN)
+        if len(at):
+            rows = np.searchsorted(np.cumsum(step.q_len), at, side="right")
+            device = input_ids.device
+            last = self._last_tokens[upload(step.slots[rows], device)]
+            input_ids[upload(at, device)] = last.clamp(min=0)
+        return input_ids
+
+    def _logprobs(
+        self, logits_nV: Tensor, tokens: Tensor, wanted: Sequence[int]
+    ) -> LogprobTensors | None:
+        rows = [i for i, top in enumerate(wanted) if top >= 0]
+        if not rows:
+            return None
+        if len(rows) < len(wanted):
+            index = upload(np.array(rows, np.int64), tokens.device)
+            logits_nV, tokens = logits_nV[index], tokens[index]
+        return logprob_tensors(logits_nV, tokens, max(wanted))
+
+    def _score(self, hidden_TH: Tensor, score: Score, host: Host) -> Tensor | list[TokenLogprob]:
+        """Logits of prompt rows on the CPU, or the log probabilities of what follows them."""
+        hidden_nH = hidden_TH[score.first : score.first + score.rows]
+        logits: list[Tensor] = []
+        logprobs: list[TokenLogprob] = []
+        for rows in hidden_nH.split(SCORED_LOGITS // self._vocabulary + 1):
+            logits_nV = self.model.logits(rows, host)
+            if score.following is None:
+                logits.append(logits_nV.cpu())
+                continue
+            at = len(logprobs)
+            following = score.following[at : at + len(rows)]
+            logprobs += token_logprobs(logits_nV, following, [score.top] * len(rows))
+        return torch.cat(logits) if score.following is None else logprobs
+
+
+class LocalOutput:
+    """A started step: copies to the host follow it on the device's stream, and an event them."""
+
+    def __init__(
+        self,
+        tokens: Tensor | None,
+        logprobs: LogprobTensors | None,
+        wanted: Sequence[int],
+        scores: list[Tensor | list[TokenLogprob]],
+    ):
+        self._scores = scores
+        self._rows = [i for i, top in enumerate(wanted) if top >= 0]
+        self._tops = [wanted[i] for i in self._rows]
+        self._event: torch.cuda.Event | None = None
+        on_gpu = tokens is not None and tokens.device.type != "cpu"
+        self._tokens = None if tokens is None else _start_copy(tokens)
+        self._logprobs = logprobs
+        if logprobs is not None:
+            names = ("chosen", "values", "ids")
+            copies = {name: _start_copy(getattr(logprobs, name)) for name in names}
+            self._logprobs = replace(logprobs, **copies)
+        if on_gpu:
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> StepResult:
+        """See StepOutput."""
+        if self._event is not None:
+            self._event.synchronize()
+        ids = [] if self._tokens is None else self._tokens.tolist()
+        logprobs = {}
+        if self._logprobs is not None:
+            chosen = [ids[i] for i in self._rows]
+            found = as_logprobs(chosen, self._tops, self._logprobs)
+            logprobs = dict(zip(self._rows, found, strict=True))
+        return StepResult(
+            tokens=[None if token < 0 else token for token in ids],
+            logprobs=logprobs,
+            scores=self._scores,
+        )
+
+
+def _start_copy(x: Tensor) -> Tensor:
+    """Towards the host, without waiting."""
+    if x.device.type == "cpu":
+        return x
+    copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return copy.copy_(x, non_blocking=True)
