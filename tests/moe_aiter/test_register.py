@@ -1,6 +1,6 @@
 """Every tuning row of every launcher, through the kernel register's own cases and judgement."""
 
-from __future__ import annotations
+from __future__ import itertools
 
 import pytest
 
@@ -28,8 +28,8 @@ def test_both_products_of_a_pair_agree_on_their_row_block():
     tables = {entry.name: entry.table for entry in ENTRIES}
     up, down = tables["moe_aiter.swiglu_grouped"], tables["moe_aiter.down_grouped"]
     for arch in {row.arch for row in up.rows}:
-        for rows in (0, 1, 12, 13, 48, 49, 1000):
-            for bits in (16, 32):
-                facts = {"rows": rows, "bits": bits, "width": 384, "hidden": 6144}
+        for rows in (0, 1, 12, 13, 24, 25, 48, 49, 95, 96, 1000):
+            for bits, bulk in itertools.product((16, 32), (False, True)):
+                facts = {"rows": rows, "bits": bits, "width": 384, "hidden": 6144, "bulk": bulk}
                 first, second = up.select(arch, **facts), down.select(arch, **facts)
                 assert first.constexprs["BLOCK_M"] == second.constexprs["BLOCK_M"]
