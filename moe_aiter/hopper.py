@@ -98,14 +98,9 @@ def _produce(
     width_n: gl.constexpr = half if UP else BLOCK_N
     blocks_n = gl.cdiv(columns, width_n)
     count = 0
-    turns = gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))
-    block_n, expert, row0, rows = _tile(
-        0, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
-    )
-    for turn in range(turns):
-        # Read long before they are used.
-        next_n, next_expert, next_row0, next_rows = _tile(
-            turn + 1, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+    for turn in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
+        block_n, expert, row0, rows = _tile(
+            turn, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
         )
         if rows > 0:
             groups = gl.cdiv(rows, 64)
@@ -172,10 +167,6 @@ def _produce(
                 if UP:
                     async_copy.mbarrier_arrive(bar, increment_count=False)
                 count += 1
-        block_n = next_n
-        expert = next_expert
-        row0 = next_row0
-        rows = next_rows
 
 
 @gluon.jit
@@ -199,21 +190,12 @@ def _consume(
     blocks_n = gl.cdiv(columns, width_n)
     steps = depth // BLOCK_K
     count = 0
-    turns = gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))
-    block_n, expert, row0, rows = _tile(
-        0, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
-    )
-    for turn in range(turns):
-        # Read long before they are used.
-        next_n, next_expert, next_row0, next_rows = _tile(
-            turn + 1, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+    for turn in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
+        block_n, expert, row0, rows = _tile(
+            turn, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
         )
         if rows > first:
             acc = gl.zeros([64, BLOCK_N], gl.float32, acc_layout)
-            if not UP:  # where the rows go
-                choice, _, _ = _choices(
-                    choice_ptr, row0, rows, expert, store_m, tokens, choices, TOP_K, FOLD
-                )
             for step in range(steps):
                 stage = count % STAGES
                 mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
@@ -240,6 +222,9 @@ def _consume(
                 row = (row0 + store_m).to(gl.int64)
                 gl.store(out_ptr + (row * columns)[:, None] + n[None, :], inner, mask=mask)
             else:
+                choice, _, _ = _choices(
+                    choice_ptr, row0, rows, expert, store_m, tokens, choices, TOP_K, FOLD
+                )
                 ptrs = out_ptr + (choice.to(gl.int64) * columns)[:, None] + n[None, :]
                 gl.store(ptrs, gl.convert_layout(acc.to(dtype), store_layout), mask=mask)
         elif rows > 0:  # only other groups have rows
@@ -248,10 +233,6 @@ def _consume(
                 mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
                 mbarrier.arrive(free.index(stage), count=1)
                 count += 1
-        block_n = next_n
-        expert = next_expert
-        row0 = next_row0
-        rows = next_rows
 
 
 @gluon.jit
@@ -303,7 +284,7 @@ def _hopper_grouped_kernel(
             )),
         ],
         [4, 4, 4, 4],
-        [104, 104, 104, 64],
+        [104, 104, 104, 72],
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """Every tuning row of every launcher, through the kernel register's own cases and judgement."""
 
-from __future__ import itertools
+from __future__ import annotations
+
+import itertools
 
 import pytest
 
