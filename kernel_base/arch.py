@@ -186,6 +186,22 @@ def arch_of_device(device) -> Arch:
     return ARCHS[generation]
 
 
+def request_arch(arch: Arch | str | None, tensor, *, package: str, reference: str) -> Arch:
+    """The architecture a kernel launch runs on: the one given, else that of the tensor's device.
+
+    Raises: ValueError: unknown name, or a CPU tensor without an architecture to emulate; the
+        message names the package and its CPU reference.
+    """
+    arch = arch_of_device(tensor.device) if arch is None else arch
+    arch = arch_named(arch) if isinstance(arch, str) else arch
+    if arch.vendor == "cpu":
+        raise ValueError(
+            f"{package}: the tensors are on the CPU; use {reference}, or pass arch= inside "
+            "gcn_emulator.emulate"
+        )
+    return arch
+
+
 def default_arch() -> Arch:
     """The architecture of the first GPU torch sees, else the CPU."""
     import torch

@@ -25,7 +25,7 @@ def drain_stores(lanes, AMD: tl.constexpr):
 
 @triton.jit
 def await_previous(DEPENDENT: tl.constexpr):
-    """In a launch that may start before the previous one has ended (option launch_pdl, NVIDIA only):
+    """In a launch that may start before the previous one has ended (option launch_pdl, NVIDIA):
     wait for its end and its stores. What comes before may touch nothing that an earlier launch
     writes."""
     if DEPENDENT:

@@ -3,9 +3,11 @@ memory."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from kernel_base.arch import Arch, arch_named, arch_of_device
+from kernel_base import arch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Kernels address rows of activations with 32-bit element offsets (weights and partials with 64-bit
@@ -13,19 +15,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_ELEMENTS = 2**31
 
 
-def request_arch(arch: Arch | str | None, x: torch.Tensor) -> Arch:
-    """The architecture a call runs on.
-
-    Raises: ValueError: unknown name, or a CPU tensor without an architecture to emulate.
-    """
-    arch = arch_of_device(x.device) if arch is None else arch
-    arch = arch_named(arch) if isinstance(arch, str) else arch
-    if arch.vendor == "cpu":
-        raise ValueError(
-            "moe_aiter: the tensors are on the CPU; use moe_aiter.reference, or pass arch= inside "
-            "gcn_emulator.emulate"
-        )
-    return arch
+request_arch = partial(arch.request_arch, package="moe_aiter", reference="moe_aiter.reference")
 
 
 def require(op: str, ok: bool, what: str, got, wanted) -> None:

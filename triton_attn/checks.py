@@ -3,10 +3,12 @@ memory."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 
-from kernel_base.arch import Arch, arch_named, arch_of_device
+from kernel_base import arch
 from triton_attn.score_mod import RelativeBias, ScoreMod
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -23,19 +25,7 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def request_arch(arch: Arch | str | None, q: torch.Tensor) -> Arch:
-    """The architecture a call runs on.
-
-    Raises: ValueError: unknown name, or a CPU tensor without an architecture to emulate.
-    """
-    arch = arch_of_device(q.device) if arch is None else arch
-    arch = arch_named(arch) if isinstance(arch, str) else arch
-    if arch.vendor == "cpu":
-        raise ValueError(
-            "triton_attn: the tensors are on the CPU; use triton_attn.reference, or pass arch= "
-            "inside gcn_emulator.emulate"
-        )
-    return arch
+request_arch = partial(arch.request_arch, package="triton_attn", reference="triton_attn.reference")
 
 
 def check_paged(

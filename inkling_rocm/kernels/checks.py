@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from inkling_rocm.host import BatchMeta, ConvStateView
-from kernel_base.arch import Arch, arch_named, arch_of_device
+from kernel_base import arch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def request_arch(arch: Arch | str | None, x: torch.Tensor) -> Arch:
-    """The architecture a call runs on.
-
-    Raises: ValueError: unknown name, or a CPU tensor without an architecture to emulate.
-    """
-    arch = arch_of_device(x.device) if arch is None else arch
-    arch = arch_named(arch) if isinstance(arch, str) else arch
-    if arch.vendor == "cpu":
-        raise ValueError(
-            "inkling_rocm.kernels: the tensors are on the CPU; use the torch reference of the op, "
-            "or pass arch= inside gcn_emulator.emulate"
-        )
-    return arch
+request_arch = partial(
+    arch.request_arch, package="inkling_rocm.kernels", reference="the torch reference of the op"
+)
 
 
 def require(op: str, ok: bool, what: str, got, wanted) -> None:

@@ -66,7 +66,7 @@ def test_aiter_is_chosen_where_its_selftest_passes(config, monkeypatch):
 @pytest.fixture
 def emulated(monkeypatch):
     """CPU tensors run on the emulator: the adapters ask the device for its architecture."""
-    monkeypatch.setattr("moe_aiter.checks.arch_of_device", lambda device: ARCHS["gfx942"])
+    monkeypatch.setattr("kernel_base.arch.arch_of_device", lambda device: ARCHS["gfx942"])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with emulate("gfx942"):
         yield
