@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
-from kernel_base.device import drain_stores, let_next_start
+from kernel_base.device import drain_stores
 from kernel_base.tuning import TuningRow
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
 from moe_aiter.tuning import ROUTER, SELECT
@@ -104,11 +104,10 @@ def _router_kernel(
     partial_ptr, ticket_ptr, ids_ptr, weights_ptr, x_ptr, w_ptr, bias_ptr, scale_ptr,
     tokens, num_experts, hidden, route_scale, stride_x, stride_ids,
     SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr,
-    EVEN_K: tl.constexpr, AMD: tl.constexpr, NEXT_EARLY: tl.constexpr,
+    EVEN_K: tl.constexpr, AMD: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(NEXT_EARLY)
     outputs = num_experts + SHARED
     t = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

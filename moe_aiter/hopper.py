@@ -29,6 +29,10 @@ from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
 from moe_aiter.routing import SortedChoices
 
+# Triton renamed these after 3.6; the old names are still there, and raise.
+_bulk_load = getattr(tma, "async_load", tma.async_copy_global_to_shared)
+_row_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
+
 BLOCK_M, BLOCK_N, BLOCK_K = 256, 128, 64
 # Bytes that the bulk copies of one stage bring: two half tiles of weights, and for the down product
 # 64-row tiles.
@@ -142,14 +146,14 @@ def _produce(
                 lower = b_smem.index(stage).slice(half, half)
                 if FOLD:
                     if expert < 0:
-                        tma.async_copy_global_to_shared(shared_desc, [first, k], bar, upper)
-                        tma.async_copy_global_to_shared(shared_desc, [second, k], bar, lower)
+                        _bulk_load(shared_desc, [first, k], bar, upper)
+                        _bulk_load(shared_desc, [second, k], bar, lower)
                     else:
-                        tma.async_copy_global_to_shared(weights_desc, [first, k], bar, upper)
-                        tma.async_copy_global_to_shared(weights_desc, [second, k], bar, lower)
+                        _bulk_load(weights_desc, [first, k], bar, upper)
+                        _bulk_load(weights_desc, [second, k], bar, lower)
                 else:
-                    tma.async_copy_global_to_shared(weights_desc, [first, k], bar, upper)
-                    tma.async_copy_global_to_shared(weights_desc, [second, k], bar, lower)
+                    _bulk_load(weights_desc, [first, k], bar, upper)
+                    _bulk_load(weights_desc, [second, k], bar, lower)
                 for group in gl.static_range(4):
                     to = a_smem.index(stage * 4 + group)
                     if UP:
@@ -157,13 +161,9 @@ def _produce(
                             at0 if group == 0 else at1 if group == 1 else at2 if group == 2 else at3
                         )
                         if groups > group:
-                            async_copy.async_copy_global_to_shared(
-                                to, a + k + at[:, None] + offs_k[None, :]
-                            )
+                            _row_load(to, a + k + at[:, None] + offs_k[None, :])
                     else:
-                        tma.async_copy_global_to_shared(
-                            a, [row0 + group * 64, k], bar, to, pred=groups > group
-                        )
+                        _bulk_load(a, [row0 + group * 64, k], bar, to, pred=groups > group)
                 if UP:
                     async_copy.mbarrier_arrive(bar, increment_count=False)
                 count += 1

@@ -77,7 +77,7 @@ def _count_kernel(
     chunk = tl.program_id(0)
     x = tl.arange(0, BLOCK_X)
     found = tl.zeros([STRIP, BLOCK_X], tl.int32)
-    for p0 in tl.static_range(0, BLOCK_P, STRIP):  # unrolled: the loads leave together
+    for p0 in range(0, BLOCK_P, STRIP):
         p = chunk * BLOCK_P + p0 + tl.arange(0, STRIP)
         local = tl.load(ids_ptr + p, mask=p < choices, other=-1) - first_expert
         found += (local[:, None] == x[None, :]).to(tl.int32)
@@ -108,13 +108,13 @@ def _place_kernel(
     offs = tl.arange(0, BLOCK_P)
     p = chunk * BLOCK_P + offs
     local = tl.load(ids_ptr + p, mask=p < choices, other=-1) - first_expert
-    for p0 in tl.static_range(0, BLOCK_P, STRIP):
+    for p0 in range(0, BLOCK_P, STRIP):
         q = chunk * BLOCK_P + p0 + rows
         local_q = tl.load(ids_ptr + q, mask=q < choices, other=-1) - first_expert
         same = (local_q[:, None] == local[None, :]) & (offs[None, :] < (p0 + rows)[:, None])
         rank = tl.sum(same.to(tl.int32), 1)
+        base = tl.sum(tl.where(local_q[:, None] == x[None, :], at[None, :], 0), 1)
         mine = (local_q >= 0) & (local_q < num_experts) & (q < choices)
-        base = tl.gather(at, tl.where(mine, local_q, 0), 0)
         tl.store(sorted_ptr + base + rank, q, mask=mine)
     if chunk == 0:
         end = begin + count

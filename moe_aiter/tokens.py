@@ -24,7 +24,6 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
-from kernel_base.device import await_previous, let_next_start
 from kernel_base.tuning import TuningRow
 from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
 from moe_aiter.tuning import DOWN_TOKENS, SWIGLU_TOKENS
@@ -68,11 +67,9 @@ def _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P:
 def _swiglu_tokens_kernel(
     act_ptr, slots_ptr, x_ptr, ids_ptr, gamma_ptr, w13_ptr, shared_ptr,
     tokens, choices, first_expert, num_experts, hidden, width, stride_x, stride_gamma, blocks_m,
-    TOP_K: tl.constexpr, BLOCK_P: tl.constexpr, EVEN_K: tl.constexpr, DEPENDENT: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_P: tl.constexpr, EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    await_previous(DEPENDENT)
-    let_next_start(DEPENDENT)
     # Row 0 of the grid lists the slots for the second launch, beside the products.
     slot = tl.program_id(1) - (TOP_K > 0)
     if slot < 0:
@@ -118,10 +115,9 @@ def _swiglu_tokens_kernel(
 def _down_tokens_kernel(
     out_ptr, act_ptr, slots_ptr, w2_ptr, shared_ptr,
     tokens, choices, hidden, width, shared_experts, stride_out, blocks_m,
-    ROUTED: tl.constexpr, EVEN_K: tl.constexpr, DEPENDENT: tl.constexpr,
+    ROUTED: tl.constexpr, EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    await_previous(DEPENDENT)
     block_m, block_n = grouped_pid(tl.program_id(0), blocks_m, tl.cdiv(hidden, BLOCK_N), GROUP_M)
     t = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_t = t < tokens
@@ -195,7 +191,6 @@ def experts_by_token(
         T, choices, first_expert, 0 if w13 is None else w13.shape[0], H, I, x.stride(0),
         gamma.stride(0), blocks_m,
         TOP_K=K, BLOCK_P=MAX_CHOICES, EVEN_K=H % c["BLOCK_K"] == 0,
-        DEPENDENT=bool(first.options.get("launch_pdl", False)),
         **first.launch_kwargs(),
     )  # fmt: skip
     c = dict(second.constexprs)
@@ -204,7 +199,6 @@ def experts_by_token(
         out, act, slots, w2, shared_w2,
         T, choices, H, I, S, out.stride(0), blocks_m,
         ROUTED=K > 0, EVEN_K=I % c["BLOCK_K"] == 0,
-        DEPENDENT=bool(second.options.get("launch_pdl", False)),
         **second.launch_kwargs(),
     )  # fmt: skip
     return out

@@ -69,7 +69,9 @@ def _swiglu_tokens():
         yield _row(arch, {"tokens": (None, 2)}, _gemm(16, 16, 256), _nvidia(4, stages))
         yield _row(arch, {"tokens": (None, 16)}, _gemm(16, 32, 128), _nvidia(4, stages))
         yield _row(arch, {"tokens": (None, 64)}, _gemm(64, 32, 128), _nvidia(4, 3))
-        yield _row(arch, {}, _gemm(128, 128, 64, 8), _nvidia(8, 3))
+        # 128 columns of both products spill on sm80, whose accumulators share the registers.
+        block_n = 64 if arch == "sm80" else 128
+        yield _row(arch, {}, _gemm(128, block_n, 64, 8), _nvidia(8, 3))
 
 
 def _down_tokens():
@@ -119,7 +121,8 @@ def _swiglu_grouped():
             continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
         yield _row(arch, {"rows": (None, 48)}, _gemm(64, 64, 128, 4), _nvidia(4, 3))
-        yield _row(arch, {}, _gemm(128, 128, 64, 4), _nvidia(8, 3))
+        block_n = 64 if arch == "sm80" else 128  # as in _swiglu_tokens
+        yield _row(arch, {}, _gemm(128, block_n, 64, 4), _nvidia(8, 3))
 
 
 def _down_grouped():
@@ -143,10 +146,8 @@ def _down_grouped():
 
 
 def _router():
-    def tile(m, n, k, slice_, next_early=False):
-        return {
-            "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_, "NEXT_EARLY": next_early,
-        }  # fmt: skip
+    def tile(m, n, k, slice_):
+        return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_}
 
     for arch in AMD:
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 64, 512), _amd(4))
@@ -155,7 +156,8 @@ def _router():
     for arch in NVIDIA:
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         if arch == "sm90":
-            yield _measured({"tokens": (None, 16)}, tile(16, 32, 64, 512), _nvidia(4, 4))
+            yield _measured({"tokens": (None, 2)}, tile(16, 32, 128, 512), _nvidia(2, 4))
+            yield _measured({"tokens": (None, 16)}, tile(16, 64, 64, 512), _nvidia(4, 4))
             yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 1024)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
             yield _measured({"tokens": (None, 8192)}, tile(128, 64, 64, 2048), _nvidia(8, 4))
@@ -164,7 +166,7 @@ def _router():
         yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 128, 512), _nvidia(4, 4))
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _nvidia(4, 4))
-        yield _row(arch, {}, tile(128, 64, 64, 8192), _nvidia(4, 4))
+        yield _row(arch, {}, tile(128, 64, 64, 8192), _nvidia(8, 4))
 
 
 def _each(constexprs, options):
@@ -189,10 +191,20 @@ SORT = TuningTable(
     tuple(
         _row(arch, when, {"LAUNCHES": launches, "BLOCK_P": block}, {"num_warps": warps})
         for arch in (*AMD, *NVIDIA)
+        if arch != "sm90"
         for when, launches, block, warps in (
             ({"choices": (None, 1024)}, 1, 256, 4),
-            ({"choices": (None, 4096)}, 1, 2048, 8),
+            ({"choices": (None, 8192)}, 1, 2048, 8),
             ({}, 2, 256, 8),
+        )
+    )
+    + tuple(
+        _measured(when, {"LAUNCHES": launches, "BLOCK_P": block}, {"num_warps": warps})
+        for when, launches, block, warps in (
+            ({"choices": (None, 1024)}, 1, 1024, 4),
+            ({"choices": (None, 8192)}, 1, 2048, 8),
+            ({"choices": (None, 16384)}, 1, 4096, 8),
+            ({}, 2, 256, 4),
         )
     ),
 )
@@ -205,7 +217,13 @@ COMBINE = TuningTable("moe_aiter.combine", tuple(_each({"BLOCK_N": 2048}, {"num_
 PLAN = TuningTable(
     "moe_aiter.plan",
     (
-        _measured({}, {"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12, "FOLD_FROM": 96}, {}),
+        _row(
+            "sm90",
+            {},
+            {"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12, "FOLD_FROM": 96},
+            {},
+            source="the crossovers have not been swept; at 8192 tokens both ways take as long",
+        ),
         *(
             row
             for row in _each({"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12, "FOLD_FROM": 0}, {})

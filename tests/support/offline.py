@@ -31,7 +31,7 @@ class Facts:
 
     Attributes: spills: registers and scratch bytes (AMD), bytes of local memory (NVIDIA).
     lds_bytes: static and dynamic LDS. matrix: matrix instructions. wide_loads: global loads of 16
-        bytes. atomics: global atomics.
+        bytes, and bulk copies. atomics: global atomics.
     """
 
     name: str
@@ -72,7 +72,12 @@ def facts(kernel: CompiledKernel) -> Facts:
         }
         spills, registers = used["STACK"] + used["LOCAL"], used["REG"]
         matrix = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)", text))
-        wide = len(re.findall(r"cp\.async\.cg\.shared\.global.*?0x10|ld\.global\S*\.v4\.b32", text))
+        wide = len(
+            re.findall(
+                r"cp\.async\.cg\.shared\.global.*?0x10|ld\.global\S*\.v4\.b32|cp\.async\.bulk\.tensor",
+                text,
+            )
+        )
         atomics = len(re.findall(r"\batom\.", text))
     return Facts(
         name=kernel.metadata.name, spills=spills, registers=registers,
