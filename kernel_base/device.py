@@ -21,3 +21,28 @@ def drain_stores(lanes, AMD: tl.constexpr):
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def await_previous(DEPENDENT: tl.constexpr):
+    """In a launch that may start before the previous one has ended (option launch_pdl, NVIDIA):
+    wait for its end and its stores. What comes before may touch nothing that an earlier launch
+    writes."""
+    if DEPENDENT:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def let_next_start(DEPENDENT: tl.constexpr):
+    """Allow the next launch, if it has launch_pdl, to start once every program was here."""
+    if DEPENDENT:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0",
+            "=r",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
