@@ -23,7 +23,7 @@ from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.engine.sampler import SampleRow, sample
 from inkling_rocm.host import SingleRank
-from inkling_rocm.kernels.lm_head import local_logits
+from inkling_rocm.kernels.lm_head import MAX_TOKENS, local_logits
 from inkling_rocm.kernels.sampling import SamplingRows, sample_rows
 from inkling_rocm.ops.lm_head import lm_head
 from kernel_base.arch import arch_of_device
@@ -133,7 +133,7 @@ def measure_head(out: Rows, rate: float) -> None:
     for case, vocabulary in (("TP1", VOCABULARY), ("TP8", 201024 // 8)):
         padded = 201024 if case == "TP1" else vocabulary
         w = (torch.randn(padded, HIDDEN, device="cuda") / 78).bfloat16()
-        for n in BATCHES:
+        for n in (*BATCHES[:-1], MAX_TOKENS):
             x = torch.randn(n, HIDDEN, device="cuda").bfloat16()
 
             def ours(_: int = 0, x=x, w=w, vocabulary=vocabulary) -> torch.Tensor:

@@ -17,7 +17,7 @@ from inkling_rocm.engine.sampler import SampleRow, sample
 from inkling_rocm.kernels.lm_head import local_logits
 from inkling_rocm.kernels.lm_head_tuning import LM_HEAD
 from inkling_rocm.kernels.sampling import sample_rows
-from inkling_rocm.kernels.sampling_tuning import BOUND, CHOICE, SCAN
+from inkling_rocm.kernels.sampling_tuning import BOUND, CUT, DRAW, SCAN
 from kernel_base.register import Case, KernelEntry, Outcome, register
 from kernel_base.tuning import TuningRow
 
@@ -29,7 +29,7 @@ _PARAMS = (
     SamplingParams(min_p=0.05),
     SamplingParams(top_k=40, frequency_penalty=1.0, repetition_penalty=1.2, logit_bias={3: 2.0}),
 )
-_VOCABULARY = 4500  # more blocks than candidates
+_VOCABULARY = 9000  # more blocks than candidates
 
 
 def _sample(arch: str, tuning: tuple, device: torch.device) -> list[Outcome]:
@@ -60,10 +60,8 @@ def _sample(arch: str, tuning: tuple, device: torch.device) -> list[Outcome]:
 
 
 def _sampling_cases(which: int, arch: str, row: TuningRow) -> Iterable[Case]:
-    tuning: list[TuningRow | None] = [None, None, None]
+    tuning: list[TuningRow | None] = [None] * 4
     tuning[which] = row
-    if which == 2:  # the second launch lists as many candidates as the third reads
-        tuning[1] = BOUND.for_arch(arch)[CHOICE.for_arch(arch).index(row)]
     yield Case(name="every kind of row", run=partial(_sample, arch, tuple(tuning)))
 
 
@@ -93,7 +91,8 @@ def _head_cases(arch: str, row: TuningRow) -> Iterable[Case]:
 _KERNELS = (
     (SCAN, "inkling_rocm.kernels.sampling_kernels:_scan_kernel"),
     (BOUND, "inkling_rocm.kernels.sampling_kernels:_bound_kernel"),
-    (CHOICE, "inkling_rocm.kernels.sampling_choice:_choose_kernel"),
+    (CUT, "inkling_rocm.kernels.sampling_choice:_cut_kernel"),
+    (DRAW, "inkling_rocm.kernels.sampling_choice:_draw_kernel"),
 )
 ENTRIES = (
     *(

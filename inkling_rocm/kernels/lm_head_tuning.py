@@ -28,10 +28,9 @@ def _rows():
     for arch in ("gfx942", "gfx950"):
         for tokens, tile, bits, warps in (
             (16, (16, 32, 64), 32, 4),
-            (128, (128, 32, 32), 32, 4),
+            (64, (64, 32, 32), 32, 4),
             (16, (16, 64, 128), 16, 4),
             (64, (64, 64, 64), 16, 4),
-            (128, (128, 128, 64), 16, 8),
         ):
             stages = 1 if bits == 32 and arch == "gfx950" else 2
             options = {"num_warps": warps, "num_stages": stages, "matrix_instr_nonkdim": 16}
@@ -40,16 +39,15 @@ def _rows():
         evidence = "measured" if arch == "sm90" else "guess"
         for tokens, tile, bits, warps, stages in (
             (16, (16, 32, 64), 32, 4, 3),
-            (128, (128, 32, 32), 32, 4, 3),
+            (64, (64, 32, 32), 32, 4, 3),
             (16, (16, 64, 128), 16, 4, 4 if arch == "sm90" else 3),
             (32, (32, 128, 128), 16, 8, 3),
             (64, (64, 128, 128), 16, 8, 3),
-            (128, (128, 256, 64), 16, 8, 4 if arch == "sm90" else 2),
         ):
             yield _row(
                 arch, {"bits": bits, "tokens": (None, tokens)}, tile,
                 {"num_warps": warps, "num_stages": stages},
-                "guess" if bits == 32 or tokens == 64 else evidence,
+                "guess" if bits == 32 else evidence,
             )  # fmt: skip
 
 

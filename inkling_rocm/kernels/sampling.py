@@ -14,9 +14,9 @@ import torch
 import triton
 from torch import Tensor
 
-from inkling_rocm.kernels.sampling_choice import _choose_kernel
+from inkling_rocm.kernels.sampling_choice import _cut_kernel, _draw_kernel
 from inkling_rocm.kernels.sampling_kernels import BLOCK, _bound_kernel, _scan_kernel
-from inkling_rocm.kernels.sampling_tuning import BOUND, CHOICE, SCAN
+from inkling_rocm.kernels.sampling_tuning import BOUND, CUT, DRAW, SCAN
 from kernel_base.tuning import TuningRow
 
 MAX_VOCABULARY = 1 << 20  # ids of blocks of one row fit one program
@@ -81,9 +81,9 @@ def sample_rows(
     arch: str,
     logprobs: bool = False,
     tokens_out: Tensor | None = None,
-    tuning: tuple[TuningRow | None, TuningRow | None, TuningRow | None] = (None, None, None),
+    tuning: tuple[TuningRow | None, ...] = (None, None, None, None),
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw one token a row: three launches, no host synchronisation, capturable.
+    """Draw one token a row: four launches, no host synchronisation, capturable.
 
     Args:
         logits_nV: fp32 [n, V], V contiguous; left as they are.
@@ -101,16 +101,16 @@ def sample_rows(
     scores = torch.empty(n, dtype=torch.float32, device=device) if logprobs else None
     if n == 0:
         return tokens, scores
-    scan, bound, choice = (
+    scan, bound, cut, draw = (
         forced or table.select(arch)
-        for forced, table in zip(tuning, (SCAN, BOUND, CHOICE), strict=True)
+        for forced, table in zip(tuning, (SCAN, BOUND, CUT, DRAW), strict=True)
     )
     blocks = triton.cdiv(V, BLOCK.value)
     candidates = bound.constexprs["CANDIDATES"]
     e = rows.edits
     stats = torch.empty(n, 4, blocks, dtype=torch.float32, device=device)
     listed = torch.empty(n, candidates, dtype=torch.int32, device=device)
-    facts = torch.empty(n, 5, dtype=torch.int32, device=device)
+    facts = torch.empty(n, 8, dtype=torch.int32, device=device)
     totals = torch.empty(n, dtype=torch.float64, device=device)
     edited = None if e is None else torch.empty(n, V, dtype=torch.float32, device=device)
     stride = logits_nV.stride(0)
@@ -132,9 +132,13 @@ def sample_rows(
         e and e.cu_extra, e and e.allowed_row, V, blocks, stride, counted[2],
         ALL_BLOCKS=triton.next_power_of_2(max(blocks, 2)), **which, **bound.launch_kwargs(),
     )  # fmt: skip
-    _choose_kernel[(n,)](
-        tokens, scores, listed, facts, totals, edited, *params, V, blocks, stride, counted[2],
-        **which, **choice.launch_kwargs(),
+    _cut_kernel[(n,)](
+        listed, facts, totals, edited, *params[:4], V, blocks, stride, EDITS=e is not None,
+        CANDIDATES=candidates, **cut.launch_kwargs(),
+    )  # fmt: skip
+    _draw_kernel[(n,)](
+        tokens, scores, listed, facts, edited, *params, V, blocks, stride, counted[2],
+        CANDIDATES=candidates, **which, **draw.launch_kwargs(),
     )  # fmt: skip
     return tokens, scores
 

@@ -1,4 +1,4 @@
-"""Sampling in three launches: block statistics, candidate blocks, the choice.
+"""Sampling in four launches: block statistics, candidate blocks, the cut, the draw.
 
     x     = edited logit / temperature
     order = by x descending, equal values by id ascending
@@ -9,8 +9,9 @@
 Nothing is sorted. A block is BLOCK neighbouring ids. `_scan_kernel` reads the logits once and
 leaves every block's maximum and sum of exponentials; `_bound_kernel` finds, per row, the
 CANDIDATES blocks with the largest maxima: the first CANDIDATES tokens of the order lie in them.
-`_choose_kernel` then searches the cutting value bit by bit (counts for top-k, masses for top-p)
-over the candidates, or over the whole row where these do not hold the head of the distribution.
+`_cut_kernel` then searches the lowest kept value (counts for top-k, masses for top-p) over the
+candidates, or over the whole row where these do not hold the head of the distribution, and
+`_draw_kernel` chooses.
 Rows without top-k and top-p choose a block by its log-sum-exp first and a token in it second, as
 inkling_rocm.engine.sampler does; so do greedy rows, by the maximum.
 
@@ -160,14 +161,15 @@ def _is_greedy(temperature_ptr, top_k_ptr, row):
 def _values_at(logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr, row, token, real,
                vocabulary, stride_logits, EDITS: tl.constexpr):  # fmt: skip
     """x of some tokens of a row; -inf where not real. Edited rows come from their own buffer."""
-    raw = real
-    if EDITS:
-        raw = real & (edited == 0)
-    x = tl.load(logits_ptr + row * stride_logits + token, mask=raw, other=float("-inf"))
-    if EDITS:
-        kept = real & (edited != 0)
-        y = tl.load(edited_ptr + row * vocabulary + token, mask=kept, other=float("-inf"))
-        x = tl.where(kept, y, x)
+    base = logits_ptr + row * stride_logits
+    if EDITS:  # an integer: a pointer chosen between two bases makes AMD's compiler fail
+        address = tl.where(
+            edited != 0,
+            (edited_ptr + row * vocabulary).to(tl.int64, bitcast=True),
+            base.to(tl.int64, bitcast=True),
+        )
+        base = address.to(tl.pointer_type(tl.float32), bitcast=True)
+    x = tl.load(base + token, mask=real, other=float("-inf"))
     return _scaled(x, temperature_ptr, top_k_ptr, row)
 
 
@@ -263,7 +265,7 @@ def _bound_kernel(
         listed = tl.sum(taken.to(tl.int32), 0)
         total = tl.sum((sums * tl.exp(most - top)).to(tl.float64), 0)
         tl.store(totals_out_ptr + row, total)
-    rows_out = rows_out_ptr + row * 5
+    rows_out = rows_out_ptr + row * 8
     tl.store(rows_out, listed)
     tl.store(rows_out + 1, low)
     tl.store(rows_out + 2, edited)

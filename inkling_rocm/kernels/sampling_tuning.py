@@ -11,10 +11,14 @@ _GUESS = "starting point: bytes in flight a program, registers a tile; not timed
 ARCHS = ("gfx942", "gfx950", "sm80", "sm90", "sm100")
 
 
-def _rows(constexprs, options) -> tuple[TuningRow, ...]:
+def _rows(constexprs, options, amd_options=None) -> tuple[TuningRow, ...]:
     return tuple(
         TuningRow(
-            arch=arch, constexprs=constexprs, options=options, evidence="guess", source=_GUESS
+            arch=arch,
+            constexprs=constexprs,
+            options=amd_options if amd_options and arch.startswith("gfx") else options,
+            evidence="guess",
+            source=_GUESS,
         )
         for arch in ARCHS
     )
@@ -24,6 +28,8 @@ SCAN = TuningTable(
     "inkling_rocm.sampling_scan",
     _rows({"SCAN_BLOCKS": 16}, {"num_warps": 4, "enable_fp_fusion": False}),
 )
-# CANDIDATES is shared by the second and third launch of a call.
 BOUND = TuningTable("inkling_rocm.sampling_bound", _rows({"CANDIDATES": 64}, {"num_warps": 4}))
-CHOICE = TuningTable("inkling_rocm.sampling_choice", _rows({"CANDIDATES": 64}, {"num_warps": 16}))
+CUT = TuningTable(
+    "inkling_rocm.sampling_cut", _rows({"TILE": 32}, {"num_warps": 16}, {"num_warps": 8})
+)
+DRAW = TuningTable("inkling_rocm.sampling_draw", _rows({"TILE": 32}, {"num_warps": 8}))

@@ -22,8 +22,8 @@ def lm_head(
     Returns: fp32 [T, vocab_size], the same on every rank.
     """
     scaled_TH = hidden_TH / mup_multiplier
-    if comm.tp_size == 1:
-        return F.linear(scaled_TH, weight_VH[:vocab_size]).float()
+    # Padded rows are computed and cut off: 200058 rows are no multiple of 8, which costs libraries
+    # on a GPU half their speed.
     local_TV = F.linear(scaled_TH, weight_VH)
     return comm.all_gather(local_TV, dim=-1)[:, :vocab_size].float()
 

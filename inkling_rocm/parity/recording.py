@@ -90,7 +90,7 @@ def load(path: Path, problem: Problem) -> Recording:
     with safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["parity"])
         kept: dict[Key, Tensor] = {}
-        for name in file.keys():  # noqa: SIM118: safetensors' handle is no mapping
+        for name in list(file.keys()):
             forward, site, output = name.split("/")
             kept[int(forward), site, output] = file.get_tensor(name)
     if facts["weights"] != weights_digest(problem):

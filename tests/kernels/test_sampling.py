@@ -31,13 +31,13 @@ def emulated(logits, rows, arch="gfx942", **options):
     [
         ("gfx942", 1000, torch.float32),
         ("gfx950", 1000, torch.float32),
-        ("gfx942", 4500, torch.bfloat16),
-        ("gfx950", 4500, torch.bfloat16),
+        ("gfx942", 9000, torch.bfloat16),
+        ("gfx950", 9000, torch.bfloat16),
     ],
 )
 def test_tokens_of_the_reference(arch, vocabulary, dtype):
-    """4500 tokens are more blocks than candidates: heads that fit and heads that do not."""
-    rows = make_rows(34, vocabulary)
+    """9000 tokens are more blocks than candidates: heads that fit and heads that do not."""
+    rows = make_rows(17, vocabulary)
     logits = draw_logits(len(rows), vocabulary, dtype=dtype)
     kept = logits.clone()
     tokens, _, _ = emulated(logits, rows, arch)
@@ -70,8 +70,8 @@ def test_flat_rows_of_many_blocks_read_the_whole_row():
     """Nothing peaks: the candidates hold a small part of the mass."""
     params = (SamplingParams(top_p=0.7), SamplingParams(top_k=2000, top_p=0.9),
               SamplingParams(min_p=0.5), SamplingParams(top_k=3000))  # fmt: skip
-    rows = [make_row(p, seed=i, position=1, vocabulary=4500) for i, p in enumerate(params)]
-    logits = draw_logits(4, 4500, spread=0.2)
+    rows = [make_row(p, seed=i, position=1, vocabulary=9000) for i, p in enumerate(params)]
+    logits = draw_logits(4, 9000, spread=0.2)
     assert emulated(logits, rows)[0] == sample(logits, rows, keep_logits=True)
 
 
