@@ -29,7 +29,8 @@ def add_product(acc, a, b):
     """acc + a b. With fp32 operands the step is summed by itself first: one chain of fp32 additions
     over the whole depth would lose several times what a blocked sum loses."""
     if a.dtype == tl.float32:
-        return acc + tl.dot(a, b, input_precision="ieee")
+        # Without the bound the compiler makes one chain of the product and the addition.
+        return acc + tl.dot(a, b, input_precision="ieee", max_num_imprecise_acc=a.shape[1])
     else:
         return tl.dot(a, b, acc)
 

@@ -60,7 +60,7 @@ def _swiglu_tokens():
         yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 32), _nvidia(4, 3))
         yield _row(arch, {"bits": 32}, _gemm(64, 32, 32, 8), _nvidia(4, 3))
         if arch == "sm90":
-            yield _measured({"tokens": (None, 2)}, _gemm(16, 32, 256), _nvidia(4, 6))
+            yield _measured({"tokens": (None, 2)}, _gemm(16, 32, 256), _nvidia(4, 4))
             yield _measured({"tokens": (None, 16)}, _gemm(16, 32, 128), _nvidia(4, 3))
             yield _measured({"tokens": (None, 64)}, _gemm(16, 32, 256, 8), _nvidia(4, 3))
             yield _measured({"tokens": (None, 2048)}, _gemm(64, 64, 64, 8), _nvidia(4, 4))
@@ -157,7 +157,8 @@ def _router():
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         if arch == "sm90":
             yield _measured({"tokens": (None, 2)}, tile(16, 32, 128, 512), _nvidia(2, 4))
-            yield _measured({"tokens": (None, 16)}, tile(16, 64, 64, 512), _nvidia(4, 4))
+            yield _measured({"tokens": (None, 4)}, tile(16, 64, 64, 512), _nvidia(4, 4))
+            yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 1024)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
             yield _measured({"tokens": (None, 8192)}, tile(128, 64, 64, 2048), _nvidia(8, 4))
@@ -195,7 +196,7 @@ SORT = TuningTable(
         for when, launches, block, warps in (
             ({"choices": (None, 1024)}, 1, 256, 4),
             ({"choices": (None, 8192)}, 1, 2048, 8),
-            ({}, 2, 256, 8),
+            ({}, 2, *((128, 8) if arch in AMD else (256, 4))),  # what does not spill
         )
     )
     + tuple(

@@ -71,7 +71,7 @@ def facts(kernel: CompiledKernel) -> Facts:
             )
         }
         spills, registers = used["STACK"] + used["LOCAL"], used["REG"]
-        matrix = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)", text))
+        matrix = len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)", text))
         wide = len(
             re.findall(
                 r"cp\.async\.cg\.shared\.global.*?0x10|ld\.global\S*\.v4\.b32|cp\.async\.bulk\.tensor",
