@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.moe import tables as moe
 from bench.rows import RESULTS, ROOT
 
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -43,7 +44,17 @@ def cpu_decode() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"cpu_decode": cpu_decode}
+def _moe(table: Callable[[list[dict]], str]) -> Callable[[], str]:
+    return lambda: table(latest(moe.FILE, "op", "case"))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "cpu_decode": cpu_decode,
+    "moe_experts": _moe(moe.moe_experts),
+    "moe_gate": _moe(moe.moe_gate),
+    "moe_launches": _moe(moe.moe_launches),
+    "moe_layer": _moe(moe.moe_layer),
+}
 
 
 def render(text: str) -> str:
