@@ -10,7 +10,8 @@ def moe_experts(rows: list[dict]) -> str:
     found = {(row["op"], row["case"]): row for row in rows}
     lines = [
         "| one rank, tokens | experts hit | moe_aiter, us (launches) | "
-        "SGLang 0.5.23, us (launches) | SGLang / moe_aiter | floor, us | moe_aiter / floor | evidence |",
+        "SGLang 0.5.23, us (launches) | SGLang / moe_aiter | floor, us | moe_aiter / floor | "
+        "evidence |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for (op, case), row in found.items():
