@@ -257,7 +257,7 @@ def experts_by_choice(
     all_blocks = blocks + S * triton.cdiv(T, block_m)
     act = torch.empty(choices + S * T, I, dtype=x.dtype, device=x.device)
     partial = torch.empty(choices + S * T, H, dtype=x.dtype, device=x.device)
-    done = {
+    done: dict[str, Any] = {
         "addend": addend, "topk_ids": topk_ids, "first_expert": first_expert, "num_experts": X,
         "shared": S, "arch": arch,
     }  # fmt: skip

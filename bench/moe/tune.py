@@ -59,52 +59,58 @@ def tile(m: int, n: int, k: int, group: int = 1) -> dict:
 
 
 def by_token_configs(arch: str, tokens: int) -> Iterator[tuple]:
-    for n, k, warps, stages in itertools.product((16, 32, 64), (128, 256), (2, 4), (3, 4, 6)):
-        if n * k <= 8192:
-            yield row(arch, tile(16, n, k), warps, stages), None
-            yield None, row(arch, tile(16, n, min(k, 128)), warps, stages)
+    """Pairs: the launches overlap at their ends, so that the best of each is not the best pair."""
+    firsts = (
+        (32, 256, 4, 4), (32, 256, 4, 6), (32, 256, 2, 6), (16, 256, 2, 4), (16, 256, 1, 4),
+        (32, 128, 4, 3), (32, 128, 2, 4), (32, 128, 4, 6), (64, 128, 4, 6), (16, 128, 1, 6),
+    )  # fmt: skip
+    seconds = (
+        (16, 128, 2, 6), (16, 128, 2, 8), (16, 128, 2, 10), (16, 128, 2, 12), (16, 128, 1, 8),
+        (32, 128, 4, 8), (64, 128, 4, 6), (16, 256, 2, 5), (16, 64, 2, 12),
+    )  # fmt: skip
+    for (n, k, warps, stages), (n2, k2, warps2, stages2) in itertools.product(firsts, seconds):
+        first = row(arch, tile(16, n, k), warps, stages)
+        yield first, row(arch, tile(16, n2, k2), warps2, stages2)
 
 
 def shared_configs(arch: str, tokens: int) -> Iterator[tuple]:
-    for (m, n, k), (warps, stages) in itertools.product(
-        ((128, 128, 64), (64, 128, 64), (128, 64, 64)), ((8, 3), (8, 4), (4, 3))
+    few = tokens <= 64
+    blocks = (16, 32, 64) if few else (64, 128)
+    columns = (16, 32, 64) if few else (64, 128)
+    for m, n, (k, warps, stages) in itertools.product(
+        blocks, columns, ((64, 4, 3), (64, 4, 4), (128, 4, 3), (64, 8, 3), (64, 8, 4), (256, 4, 3))
     ):
+        if n * k > 8192:
+            continue
         yield row(arch, tile(m, n, k, 8), warps, stages), None
-        yield None, row(arch, tile(m, 2 * n, k, 8), warps, stages)
+        yield None, row(arch, tile(m, n if few else 2 * n, k, 8), warps, stages)
 
 
 def by_choice_configs(arch: str, tokens: int) -> Iterator[tuple]:
-    blocks = (16, 32, 64) if tokens <= 1024 else (64, 128)
-    if tokens <= 32:
-        blocks = (16,)
-    for m in blocks:
-        k, base = (128, 64) if m < 128 else (64, 128)
-        up = row(arch, tile(m, base, k, 4), 8 if m == 128 else 4, 3)
-        down = row(arch, tile(m, 2 * base, 64, 4), 8 if m == 128 else 4, 3)
-        yield up, down
-        for n, kk, warps, stages, group in itertools.product(
-            (32, 64, 128), (64, 128), (4, 8), (3, 4), (1, 8)
-        ):
-            if (m, n, kk) == (128, 128, 128) or (m >= 64 and n == 32) or (m == 16 and warps == 8):
-                continue
-            if m <= 64 and group == 8 and stages == 4:
-                continue
-            yield row(arch, tile(m, n, kk, group), warps, stages), down
-            yield up, row(arch, tile(m, 2 * n, kk, group), warps, stages)
+    blocks = (16,) if tokens <= 128 else (32, 64) if tokens <= 2048 else (128,)
+    ups = ((64, 128, 4, 3), (64, 128, 4, 4), (32, 128, 4, 4), (32, 256, 4, 3))
+    downs = ((128, 128, 4, 2), (128, 128, 4, 3), (128, 64, 4, 4), (64, 128, 4, 4))
+    if tokens > 128:
+        ups += ((128, 128, 8, 3), (64, 64, 4, 4), (128, 64, 8, 3))
+        downs += ((256, 64, 8, 3), (256, 64, 8, 4), (256, 64, 4, 3))
+    for m, group, up, down in itertools.product(blocks, (1, 4), ups, downs):
+        yield tuple(row(arch, tile(m, n, k, group), warps, st) for n, k, warps, st in (up, down))
 
 
 def gate_configs(arch: str, tokens: int) -> Iterator[tuple]:
-    blocks = (16,) if tokens <= 16 else (32, 64, 128)
-    slices = (256, 512, 1024) if tokens <= 16 else (512, 1024, 2048, 8192)
+    blocks = (16,) if tokens <= 16 else (32, 64) if tokens <= 512 else (64, 128)
+    slices = (512, 1024) if tokens <= 512 else (1536, 2048, 3072, 8192)
+    best = row(arch, {"BLOCK_T": 1}, 1, 1)
+    best = replace(best, options={"num_warps": 1})
     for m, n, k, length, warps in itertools.product(
-        blocks, (32, 64, 128), (64, 128), slices, (4, 8)
+        blocks, (16, 32, 64), (64, 128), slices, (2, 4, 8)
     ):
-        if (tokens > 512 and length < 2048) or (tokens <= 512 and m == 128):
+        if (m > 16 and (n < 32 or warps < 4)) or (m == 16 and warps == 8):
             continue
         constexprs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length}
-        yield row(arch, constexprs, warps, 4), None
+        yield row(arch, constexprs, warps, 4), best
     if tokens > 16:
-        for t, warps in itertools.product((1, 2, 4, 8), (1, 2, 4)):
+        for t, warps in itertools.product((1, 2, 4), (1, 2, 4)):
             select = row(arch, {"BLOCK_T": t}, warps, 1)
             yield None, replace(select, options={"num_warps": warps})
 
@@ -182,8 +188,8 @@ def sweep(table: str, model: str, weights: dict, tokens: int, pool, path: str) -
         except FAILURES as problem:
             record["message"] = repr(problem)[:200]
         results.append(record)
-    with open(path, "a", encoding="utf-8") as file:
-        file.writelines(json.dumps(r) + "\n" for r in results)
+        with open(path, "a", encoding="utf-8") as file:  # an interrupted sweep keeps its rows
+            file.write(json.dumps(record) + "\n")
     print(f"{table} {model} T={tokens}: {len(results)} configurations", flush=True)
     for r in sorted((r for r in results if "p50_us" in r), key=lambda r: r["p50_us"])[:5]:
         print("  ", r["p50_us"], r["first"], r["second"], flush=True)

@@ -45,6 +45,8 @@ def supports_experts(context: OpContext) -> str | None:
     facts = _facts(context)
     if facts is None:
         return "the model has no experts"
+    if context.ep_size > 1:
+        return "its call is only wired for experts split by width, not for expert parallelism"
     reason = refuse_experts(
         context.arch,
         _aiter(),
@@ -89,8 +91,10 @@ def prepare_experts(weights: MutableMapping[str, Tensor], context: OpContext) ->
             f"aiter experts: a layer's {', '.join(gone)} are gone: they were shuffled for aiter "
             "and freed; load the model again to change them"
         )
-    originals = {name: weights.pop(f"moe.{name}") for name in EXPERT_WEIGHTS}
-    return AiterExperts.prepare(_installed(), **originals)
+    w13, w2, shared_w13, shared_w2 = (weights.pop(f"moe.{name}") for name in EXPERT_WEIGHTS)
+    return AiterExperts.prepare(
+        _installed(), w13=w13, w2=w2, shared_w13=shared_w13, shared_w2=shared_w2
+    )
 
 
 def experts(
