@@ -31,8 +31,21 @@ class EngineArgs:
         mem_fraction_static: share of the free memory, after the weights are loaded, that pools and
             rings may take; None = 0.2 on a CPU (at most 4 GiB), 0.85 on a GPU.
         attention_backend, moe_runner_backend: "auto", or the variant to force.
+        disable_cuda_graph: run every decode step kernel by kernel.
+        cuda_graph_max_bs: largest decode batch that gets a graph; None = max_running_requests.
+        cuda_graph_bs: the batch sizes that get one, instead of the usual ones up to the largest.
+        disable_overlap_schedule: wait for the tokens of a step before the next one is scheduled.
         random_seed: from which seeds of requests without one are drawn, and dummy weights.
         served_model_name: None = model_path.
+        tp_size: tensor-parallel ranks, one process and one device each.
+        ep_size: ranks that hold whole routed experts: 1 (every expert is split by its width), or
+            tp_size.
+        rank_slice: run one rank of a tensor-parallel group of this size alone, for measuring:
+            OUTPUTS ARE MEANINGLESS. None = off.
+        dist_timeout: seconds that ranks wait for each other when starting, and in a collective on
+            a CPU.
+        json_model_override_args: a JSON object that replaces values of config.json, as
+            '{"num_hidden_layers": 8}'.
         check_invariants: assert the host invariants on every step.
     """
 
@@ -51,8 +64,17 @@ class EngineArgs:
     mem_fraction_static: float | None = None
     attention_backend: str = "auto"
     moe_runner_backend: str = "auto"
+    disable_cuda_graph: bool = False
+    cuda_graph_max_bs: int | None = None
+    cuda_graph_bs: tuple[int, ...] | None = None
+    disable_overlap_schedule: bool = False
     random_seed: int = 0
     served_model_name: str | None = None
+    tp_size: int = 1
+    ep_size: int = 1
+    rank_slice: int | None = None
+    dist_timeout: int = 300
+    json_model_override_args: str = "{}"
     check_invariants: bool = False
 
     def __post_init__(self):
@@ -72,12 +94,40 @@ class EngineArgs:
                 f"chunked_prefill_size {self.chunked_prefill_size}: wanted -1 (no limit) or at "
                 "least 1"
             )
-        for name in ("context_length", "max_running_requests", "max_total_tokens"):
+        if self.cuda_graph_bs is not None:
+            object.__setattr__(self, "cuda_graph_bs", tuple(sorted(set(self.cuda_graph_bs))))
+            if not self.cuda_graph_bs or self.cuda_graph_bs[0] < 1:
+                raise ValueError(
+                    f"cuda_graph_bs {self.cuda_graph_bs}: wanted batch sizes from 1 on"
+                )
+        for name in (
+            "context_length", "max_running_requests", "max_total_tokens", "cuda_graph_max_bs"
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: wanted at least 1")
         if self.max_queued_requests < 0:
             raise ValueError(f"max_queued_requests {self.max_queued_requests}: wanted at least 0")
+        if self.tp_size < 1 or (self.rank_slice is not None and self.rank_slice < 1):
+            raise ValueError(
+                f"tp_size {self.tp_size}, rank_slice {self.rank_slice}: wanted at least 1"
+            )
+        if self.rank_slice is not None and self.tp_size != 1:
+            raise ValueError(
+                f"rank_slice {self.rank_slice} measures one rank alone; leave out tp_size "
+                f"{self.tp_size}"
+            )
+        if self.ep_size not in (1, self.ranks):
+            raise ValueError(
+                f"ep_size {self.ep_size}: wanted 1 or the tensor parallel size {self.ranks}"
+            )
+        if self.dist_timeout < 1:
+            raise ValueError(f"dist_timeout {self.dist_timeout}: wanted at least 1 second")
         share = self.mem_fraction_static
         if share is not None and not 0 < share < 1:
             raise ValueError(f"mem_fraction_static {share}: wanted a value between 0 and 1")
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that the weights are cut for."""
+        return self.rank_slice or self.tp_size

@@ -6,6 +6,7 @@ buffers; on a GPU each is copied once to a tensor whose address never changes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,10 +97,10 @@ class EmbeddedHost:
         self.rings = rings
         self.max_tokens = max_tokens
         self.max_rows = max_rows
-        self._taps = text.conv_taps
-        self._check = check
+        self.taps = text.conv_taps
+        self.check = check
         self._layers = {layer: index for index, pool in enumerate(pools) for layer in pool.layers}
-        self._num_layers = text.num_layers
+        self.num_layers = text.num_layers
 
         def int32(size: int) -> _Buffer:
             return _Buffer(size, torch.int32, device)
@@ -169,7 +170,7 @@ class EmbeddedHost:
             token_row=self._token_row.put(token_row),
         )
         self._conv_slot.store(slots)
-        self._history.store(np.minimum(q_start, self._taps - 1))
+        self._history.store(np.minimum(q_start, self.taps - 1))
         shape = [rows, tokens]
         token_slots = slots[token_row]
         for index, pool in enumerate(self.pools):
@@ -183,7 +184,7 @@ class EmbeddedHost:
             write[real_tokens:] = 0
             self._slots[index].store(write)
         self._kv_views, self._conv_views = self._views_of(tuple(shape))
-        if self._check:
+        if self.check:
             check_step(self)
 
     def input_ids(self, ids: NDArray) -> Tensor:
@@ -224,11 +225,6 @@ class EmbeddedHost:
             }
             for index, pool in enumerate(self.pools)
         ]
-        kv_views = []
-        for layer in range(self._num_layers):
-            index = self._layers[layer]
-            k, v = self.pools[index].layer_tensors(layer)
-            kv_views.append(KVCacheView(k=k, v=v, **shared[index]))
         ring: dict[str, Any] = {
             "slot": self._conv_slot.view((rows,), rows),
             # A token has slot 0 in one pool exactly when it has in the other.
@@ -237,7 +233,16 @@ class EmbeddedHost:
         }
         conv_views = {
             (layer, stream): ConvStateView(state=self.rings.state(layer, stream), **ring)
-            for layer in range(self._num_layers)
+            for layer in range(self.num_layers)
             for stream in CONV_STREAMS
         }
-        return kv_views, conv_views
+        return self.kv_views(shared), conv_views
+
+    def kv_views(self, shared: Sequence[Mapping[str, Any]]) -> list[KVCacheView]:
+        """One view a layer over what all layers of its pool share."""
+        views = []
+        for layer in range(self.num_layers):
+            index = self._layers[layer]
+            k, v = self.pools[index].layer_tensors(layer)
+            views.append(KVCacheView(k=k, v=v, **shared[index]))
+        return views

@@ -39,6 +39,8 @@ class DecodeRunner(Protocol):
 
     def fits(self, step: StepInput) -> bool: ...
 
+    def follow_tables(self, step: StepInput, *, decode: bool) -> None: ...
+
     def run(self, step: StepInput) -> tuple[Tensor, Host]:
         """Returns: hidden [B, H], and the host they were computed on."""
         ...
@@ -81,6 +83,8 @@ class LocalExecutor:
         if self.decode is not None and self.decode.fits(step):
             hidden_TH, host = self.decode.run(step)
         else:
+            if self.decode is not None:
+                self.decode.follow_tables(step, decode=False)
             host = self.host
             host.prepare(step.slots, step.q_start, step.q_len)
             hidden_TH = self.model.forward(self._input_ids(step), host)

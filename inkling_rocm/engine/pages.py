@@ -69,6 +69,14 @@ class PagePool:
     def used(self) -> int:
         return self.total - len(self._free)
 
+    @property
+    def live_columns(self) -> int:
+        """Most page table entries that one decoding sequence has in use."""
+        columns = self.table.shape[1]
+        if not self.window:
+            return columns
+        return min(columns, (self.window - 1) // self.page_size + 2)
+
     def layer_tensors(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of one of the model's layers, each [pages, page_size, g, D]."""
         k, v = self.storage[self.layers.index(layer)]

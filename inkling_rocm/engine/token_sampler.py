@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inkling_rocm.engine.device_sampler import DeviceSampler
 from inkling_rocm.engine.executor import StepInput
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.sampler import SampleRow, sample
+
+if TYPE_CHECKING:  # it imports Triton
+    from inkling_rocm.engine.device_sampler import DeviceSampler
 
 
 class TokenSampler(Protocol):

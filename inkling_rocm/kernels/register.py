@@ -10,6 +10,7 @@ import torch
 
 from inkling_rocm.host import SingleRank
 from inkling_rocm.kernels import tuning
+from inkling_rocm.kernels.metadata_register import ENTRY as METADATA_ENTRY
 from inkling_rocm.kernels.norm import embed, rms_norm
 from inkling_rocm.kernels.problems import (
     EPS,
@@ -176,6 +177,7 @@ def _entry(table: TuningTable, kernel: str, cases) -> KernelEntry:
 
 
 ENTRIES = (
+    METADATA_ENTRY,
     _entry(
         tuning.ATTENTION_PROLOGUE, "prologue:_attention_prologue_kernel", _prologue_cases
     ),

@@ -14,6 +14,7 @@ import torch
 from inkling_rocm.config import AttentionConfig, InklingConfig, TextConfig
 from inkling_rocm.engine import Engine, EngineArgs, NoMetrics, SamplingParams
 from inkling_rocm.engine.core import EngineCore
+from inkling_rocm.engine.decode_runner import DecodeRunner
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
@@ -30,6 +31,9 @@ TAPS = 4
 VOCAB = 300  # 256 bytes, then special tokens
 EOS, BLOCK_END, ANSWER = 256, 257, 258
 LAYERS = {"window": 0, "global": 1}
+# Batch buckets of executors that run ahead, set by tests that run in both modes; None = steps are
+# laid out afresh and booked at once, as the engine does it on a CPU.
+BUCKETS: tuple[int, ...] | None = None
 
 
 class ByteTokenizer:
@@ -213,6 +217,15 @@ def reference_tokens(prompt, params: SamplingParams, seed=None, stop_ids=(EOS,),
     return tokens[len(prompt) :]
 
 
+def make_executor(model, host, plan) -> LocalExecutor:
+    """Plain, or running ahead over padded buckets: what a GPU does, without graphs."""
+    settings = {"vocabulary": VOCAB}
+    if BUCKETS is not None:
+        decode = DecodeRunner(model, host, buckets=BUCKETS, max_kv=plan.context_length)
+        settings |= {"runs_ahead": True, "decode": decode}
+    return LocalExecutor(model, host, TorchSampler(), **settings)
+
+
 def history_engine(*, model=None, tokenizer=None, metrics=None, **args):
     """An engine over a HistoryModel, invariants checked on every step, unwritten pages NaN."""
     parts = EngineParts(
@@ -253,8 +266,7 @@ def history_core(*, model=None, **args) -> EngineCore:
     scheduler = Scheduler(
         pools, rings, chunk_tokens=plan.chunk_tokens, max_running=plan.max_running
     )
-    executor = LocalExecutor(model or HistoryModel(), host, TorchSampler(), vocabulary=VOCAB)
-    return EngineCore(executor, scheduler, NoMetrics())
+    return EngineCore(make_executor(model or HistoryModel(), host, plan), scheduler, NoMetrics())
 
 
 class ListHandle:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from inkling_rocm.engine import SamplingParams
+from tests.engine import history_model
 from tests.engine.history_model import (
     EOS,
     HistoryModel,
@@ -32,6 +33,12 @@ VARIED = [
     SamplingParams(max_new_tokens=30, seed=5, logit_bias={EOS: 4.0}, min_new_tokens=7),
     SamplingParams(max_new_tokens=14, seed=6, min_p=0.1, stop_token_ids=(7, 8, 9, 10, 11)),
 ]
+
+
+@pytest.fixture(autouse=True, params=[None, (1, 2, 3, 5, 8)], ids=["plain", "ahead"])
+def mode(request, monkeypatch):
+    """Every test runs plainly, and one step ahead over padded buckets."""
+    monkeypatch.setattr(history_model, "BUCKETS", request.param)
 
 
 def prompt_of(length, salt=0):
@@ -192,7 +199,8 @@ def test_the_model_notices_a_wrong_page():
     request = add_request(core, 1, prompt_of(40), GREEDY)
     core.step()
     slot = request.sequences[0].slot
-    table = core.scheduler.pools[0].table
-    table[slot, 0], table[slot, 1] = table[slot, 1], table[slot, 0]
+    runner = core.executor.decode
+    table = core.scheduler.pools[0].table if runner is None else runner._tables[0]
+    table[slot, [0, 1]] = table[slot, [1, 0]]
     run_to_end(core)
     assert request.handle.reasons() == {0: "error"}

@@ -1,0 +1,98 @@
+"""What an engine prepares on a GPU before its first request: kernels compiled, graphs captured, the
+sampler's memory; and the report of what all that takes."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import torch
+
+from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.decode_runner import DecodeRunner, decode_buckets
+from inkling_rocm.engine.host import EmbeddedHost
+from inkling_rocm.engine.load import EngineParts
+from inkling_rocm.engine.memory import GIB, MemoryPlan, free_bytes
+from inkling_rocm.engine.token_sampler import DeviceTokenSampler, TokenSampler, TorchSampler
+from inkling_rocm.ops.registry import OpSet
+from kernel_base.arch import arch_of_device
+
+logger = logging.getLogger(__name__)
+
+# Their torch references ask the device for sizes, which a graph cannot record.
+CAPTURED_OPS = ("attention_prologue", "rel_attention", "residual_conv_norm", "gate", "experts")
+WARM_UP_TOKENS = (1, 2, 16, 64, 256)
+
+
+def make_sampler(parts: EngineParts, plan: MemoryPlan) -> TokenSampler:
+    """The sampling kernels on a GPU, else torch."""
+    if parts.device.type == "cpu":
+        return TorchSampler()
+    from inkling_rocm.engine.device_sampler import DeviceSampler  # it imports Triton
+
+    sampler = DeviceSampler(
+        vocabulary=parts.config.text.unpadded_vocab_size,
+        slots=plan.slots,
+        device=parts.device,
+        arch=arch_of_device(parts.device).name,
+    )
+    return DeviceTokenSampler(sampler)
+
+
+def why_not_captured(ops: OpSet) -> str | None:
+    """Why decode cannot be captured with these variants; None when it can."""
+    torch_ops = [c.op for c in ops.choices if c.variant == "torch" and c.op in CAPTURED_OPS]
+    if torch_ops:
+        return f"the torch variants of {', '.join(torch_ops)} cannot be captured"
+    return None
+
+
+@torch.inference_mode()
+def make_decode_runner(
+    parts: EngineParts, args: EngineArgs, plan: MemoryPlan, host: EmbeddedHost
+) -> DecodeRunner | None:
+    """Compile what prompts need, then capture decode. Returns: None where nothing is captured."""
+    if parts.device.type == "cpu":
+        return None
+    _warm_up(parts, plan, host)
+    reason = "--disable-cuda-graph" if args.disable_cuda_graph else None
+    reason = reason or why_not_captured(parts.model.ops)
+    if reason is not None:
+        logger.info("no graphs: %s", reason)
+        return None
+    most = min(args.cuda_graph_max_bs or plan.max_running, plan.max_running)
+    buckets = decode_buckets(most)
+    if args.cuda_graph_bs is not None:
+        buckets = tuple(size for size in args.cuda_graph_bs if size <= most) or (most,)
+    runner = DecodeRunner(parts.model, host, buckets=buckets, max_kv=plan.context_length)
+    before, started = free_bytes(parts.device), time.perf_counter()
+    runner.capture()
+    free = free_bytes(parts.device)
+    logger.info(
+        "%d graphs of up to %d rows: %.1f s, %.3f GiB; %.2f GiB stay free",
+        len(buckets),
+        buckets[-1],
+        time.perf_counter() - started,
+        (before - free) / GIB,
+        free / GIB,
+    )
+    return runner
+
+
+def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
+    """Forwards over nothing but padding: they compile the kernels of the usual prompt sizes (which
+    Triton keeps on disk for the next start) and show that the largest forward fits."""
+    before, started = free_bytes(parts.device), time.perf_counter()
+    none = np.zeros(0, np.int64)
+    for tokens in sorted({min(n, plan.chunk_tokens) for n in (*WARM_UP_TOKENS, plan.chunk_tokens)}):
+        host.prepare(none, none, none, pad_tokens=tokens)
+        hidden_TH = parts.model.forward(host.input_ids(none), host)
+        parts.model.logits(hidden_TH[-1:], host)
+    torch.cuda.synchronize(parts.device)
+    logger.info(
+        "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB",
+        plan.chunk_tokens,
+        time.perf_counter() - started,
+        (before - free_bytes(parts.device)) / GIB,
+    )
