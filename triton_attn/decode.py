@@ -10,15 +10,17 @@ import triton
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
 from triton_attn.checks import check_paged, padded_head_dim, request_arch
-from triton_attn.decode_kernels import _decode_kernel, _merge_kernel
+from triton_attn.decode_kernels import _decode_kernel
+from triton_attn.decode_merge import _merge_kernel
 from triton_attn.prefill import MOD_RELATIVE, mod_facts
 from triton_attn.score_mod import PROFILE_PAD, RelativeBias, ScoreMod
-from triton_attn.tuning import DECODE
+from triton_attn.tuning import DECODE, tile_rows
 
 MAX_VERIFY_TOKENS = 16
-# Splits a request has at most, and how many of them a merge keeps in flight (registers).
-MAX_SPLITS = 128
-MERGE_SPLITS = 4
+# Partial results that a request and K/V head has at most.
+MAX_PARTS = 128
+# Programs per compute unit that keep a GPU busy: from there on they take groups of units.
+MANY_PARTS = 1.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +47,13 @@ class DecodeWorkspace:
         head_dim: int,
         arch: Arch | str | None = None,
     ) -> DecodeWorkspace:
-        """Enough for batches of `max_requests` whose tiles have `max_rows` rows (h / g times the
-        most query tokens)."""
+        """Enough for batches of `max_requests` with `max_rows` rows (h / g times the most query
+        tokens) a request and K/V head."""
         pairs = max_requests * num_kv_heads
-        rows = max(16, triton.next_power_of_2(max_rows))
-        size = pairs * MAX_SPLITS * rows * (padded_head_dim(head_dim) + 2)
+        size = pairs * MAX_PARTS * max_rows * (padded_head_dim(head_dim) + 2)
         return DecodeWorkspace(
             partial=torch.empty(size, dtype=torch.float32, device=device),
-            tickets=torch.zeros(pairs, dtype=torch.int32, device=device),
+            tickets=torch.zeros(pairs * MAX_VERIFY_TOKENS, dtype=torch.int32, device=device),
         )
 
 
@@ -166,44 +167,51 @@ def _launch(
     mod, extent = mod_facts(score_mod, window)
     if mod == MOD_RELATIVE:
         extent = score_mod.extent
-    block_rows = max(16, triton.next_power_of_2(group * max_q_len))
+    # Row blocks: the tokens of a tile, and how many tiles a request has.
+    row_blocks = triton.cdiv(max_q_len, max(1, tile_rows(arch.name, window, D) // group))
+    tokens_here, rows = triton.cdiv(max_q_len, row_blocks), group * max_q_len
+    merge_rows = triton.next_power_of_2(group * tokens_here)
     row = row or DECODE.select(
         arch.name,
         head_dim=D,
         window=window,
-        rows=block_rows,
+        rows=max(16, merge_rows),
         bits=q.element_size() * 8,
         relative=mod == MOD_RELATIVE,
     )
-    # A decode tile of many heads (MHA packed on one K/V head) merges in place whatever its rows.
-    merge_here = cu_seqlens_q is None or group * max_q_len <= 16
-    merge_rows = triton.next_power_of_2(group * max_q_len) if merge_here else 8
-    tokens = 1 if max_q_len == 1 else 2 if max_q_len == 2 else 4
     workspace = workspace or DecodeWorkspace.allocate(
-        q.device, max_requests=B, num_kv_heads=g, max_rows=block_rows, head_dim=D
+        q.device, max_requests=B, num_kv_heads=g, max_rows=rows, head_dim=D
     )
-    block_d = padded_head_dim(D)
-    pairs = B * g
-    lm_at = pairs * MAX_SPLITS * block_rows * block_d
+    block_d, pairs = padded_head_dim(D), B * g
+    lm_at = pairs * MAX_PARTS * rows * block_d
     if (
-        workspace.tickets.numel() < pairs
-        or workspace.partial.numel() < lm_at + pairs * MAX_SPLITS * block_rows * 2
+        workspace.tickets.numel() < pairs * row_blocks
+        or workspace.partial.numel() < lm_at + pairs * MAX_PARTS * rows * 2
     ):
         raise ValueError(
-            f"{name}: the workspace holds {workspace.tickets.numel()} request-head pairs and "
-            f"{workspace.partial.numel()} "
-            f"fp32; {pairs} pairs of {block_rows} rows are needed (DecodeWorkspace.allocate with "
-            "this batch's bounds)"
+            f"{name}: the workspace holds {workspace.tickets.numel()} tickets and "
+            f"{workspace.partial.numel()} fp32; {pairs} request-head pairs of {rows} rows are "
+            "needed (DecodeWorkspace.allocate with this batch's bounds)"
         )
+    # A bound on the parts of a request: groups where these alone fill the GPU, else units.
     span = min(max_kv_len, window + max_q_len) if window else max_kv_len
-    most_splits = min(triton.cdiv(span, row.constexprs["SPLIT"]) + (1 if window else 0), MAX_SPLITS)
-    # Enough programs to fill the GPU a few times over; each walks its splits with that stride.
-    enough = max(32, triton.cdiv(8 * arch.compute_units, pairs))
+    split, units = int(row.constexprs["SPLIT"]), int(row.constexprs["UNITS"])
+    most_units, tiles = triton.cdiv(span, split) + (1 if window else 0), pairs * row_blocks
+    many = int(MANY_PARTS * arch.compute_units)
+    groups = triton.cdiv(most_units, units)
+    most_parts = groups if tiles * groups >= many else most_units
+    # Enough programs to fill the GPU a few times over; each walks the parts with that stride.
+    enough = max(32, triton.cdiv(8 * arch.compute_units, tiles))
     relative = score_mod if isinstance(score_mod, RelativeBias) else None
-    _decode_kernel[(min(most_splits, enough), g, B)](
+    programs = min(most_parts, enough, MAX_PARTS)
+    profile = relative.profile.by_key if relative else None
+    block_r = profile.shape[1] if relative else 16
+    tokens = triton.next_power_of_2(tokens_here)
+    pdl = bool(row.options.get("launch_pdl", False))
+    _decode_kernel[(programs * row_blocks, g, B)](
         out, lse, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len,
         relative.r if relative else None,
-        relative.profile.table if relative else None,
+        profile,
         relative.tau if relative else None,
         score_mod.aux if isinstance(score_mod, ScoreMod) else (),
         workspace.partial, workspace.partial[lm_at:], workspace.tickets,
@@ -213,8 +221,6 @@ def _launch(
         page_table.stride(0),
         relative.r.stride(0) if relative else 0,
         relative.r.stride(1) if relative else 0,
-        relative.profile.table.stride(0) if relative else 0,
-        relative.profile.table.stride(1) if relative else 0,
         softmax_scale,
         MOD=mod,
         SCORE_MOD=score_mod.fn if isinstance(score_mod, ScoreMod) else None,
@@ -224,35 +230,50 @@ def _launch(
         H=h,
         GROUP=group,
         D_REL=relative.r.shape[2] if relative else 1,
-        BLOCK_R=relative.profile.table.shape[1] if relative else 16,
+        BLOCK_R=block_r,
         TOKENS=tokens,
-        CHUNKS=triton.cdiv(max_q_len, tokens),
-        BLOCK_ROWS=block_rows,
+        PACK=_pack(arch, row, tokens * block_r, q.element_size()),
+        TOKENS_HERE=tokens_here,
+        ROW_BLOCKS=row_blocks,
+        ROWS=rows,
+        BLOCK_ROWS=max(16, merge_rows),
         PAGE_SIZE=k_pages.shape[1],
         HEAD_DIM=D,
         BLOCK_D=block_d,
-        MAX_SPLITS=MAX_SPLITS,
-        MERGE=MERGE_SPLITS,
+        MAX_PARTS=MAX_PARTS,
         MERGE_ROWS=merge_rows,
-        MERGE_HERE=merge_here,
+        MANY=many,
         AMD=arch.vendor == "amd",
+        PDL=pdl,
         **row.constexprs,
         **row.options,
     )  # fmt: skip
-    if not merge_here:
-        _merge_kernel[(triton.cdiv(group * max_q_len, merge_rows), g, B)](
+    if not row.constexprs["MERGE_HERE"] and most_units > 1:
+        _merge_kernel[(rows, g, B)](
             out, lse, workspace.partial, workspace.partial[lm_at:], cu_seqlens_q, kv_len,
             out.stride(0), out.stride(1),
             WINDOW=window,
-            SPLIT=row.constexprs["SPLIT"],
+            SPLIT=split,
+            UNITS=units,
+            MANY=many,
+            ROW_BLOCKS=row_blocks,
             H=h,
             GROUP=group,
-            BLOCK_ROWS=block_rows,
+            ROWS=rows,
             HEAD_DIM=D,
             BLOCK_D=block_d,
-            MAX_SPLITS=MAX_SPLITS,
-            MERGE=MERGE_SPLITS,
-            MERGE_ROWS=merge_rows,
+            MAX_PARTS=MAX_PARTS,
+            MERGE=row.constexprs["MERGE"],
+            PDL=pdl,
             num_warps=4,
+            **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
     return out if lse is None else (out, lse)
+
+
+def _pack(arch: Arch, row: TuningRow, width: int, element_bytes: int) -> int:
+    """Elements of the profile that are read as one 64-bit word; 1 leaves it to the compiler, which
+    gives a lane no more than its share of the tile (and loads to LDS are 4 or 16 bytes)."""
+    lanes = arch.wave_size * int(row.options["num_warps"])
+    share = width * int(row.constexprs["BLOCK_N"]) * element_bytes / lanes
+    return 8 // element_bytes if arch.vendor == "amd" and share < 16 else 1

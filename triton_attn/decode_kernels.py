@@ -1,326 +1,154 @@
 """Decode and verify (1 to 16 query tokens a request) over paged K/V, split along the keys.
 
-The query heads of one K/V head and the request's tokens form the rows of one tile. A request's
-keys are cut into splits
-of a fixed length (a multiple of SPLIT that depends on its own length only), so its result does not
-depend on its
-batch mates or on the grid; the program that finishes a request last merges the partial results,
-always in
-the same order.
+The query heads of one K/V head and up to TOKENS_HERE tokens of a request form the rows of one tile;
+longer requests take several row blocks, which read the same keys at the same time. A request's keys
+are cut into splits of a fixed length (a multiple of SPLIT that depends on its own length only), so
+its result does not depend on its batch mates or on the grid. Partial results are merged in a fixed
+order, by the program that finishes last or by a second launch (decode_merge.py).
 
 The relative bias needs no buffer. All rows of token j share one position p_j, so
 
-    bias[(j, head), n] = r[j, head, :] . Prev[:, n + (E - 1 - p_j)]       Prev = P reversed
+    bias[(j, head), n] = r[j, head, :] . Prev[n + (E - 1 - p_j), :]       Prev = P reversed, by key
 
-is a product with a contiguous slice of Prev. Slices start at a multiple of 8 in one of the eight
-shifted copies of the
-table. For several tokens the features are laid out block-diagonally, [rows, tokens * R], against
-the stacked slices
-[tokens * R, keys]: one matrix product again, four tokens at a time.
+is a product with R x keys of contiguous memory. For several tokens the features are laid out
+block-diagonally, [rows, tokens * R]. Token j + 1 reads one row of Prev before token j, so with
+later tokens first, the stacked operand [keys, tokens * R] is Prev itself read with a row stride of
+R: rows overlap, nothing is copied.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from triton_attn.decode_merge import fold, merge_here, store_partial, store_rows, units_of
 from triton_attn.tiles import LOG2E, drain_stores, load_rows, softmax_step, visible_keys
 
 
 @triton.jit
-def _splits_of(
-    kv_len, q_start, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr
-):
-    """First visible key, length of a split, number of the first split, count. The length grows
-    with the request's own
-    length, so that the count stays bounded."""
-    first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(q_start - WINDOW + 1, 0)
-    split = SPLIT * tl.maximum(tl.cdiv(kv_len - first_key, SPLIT * (MAX_SPLITS - 1)), 1)
-    first_split = first_key // split
-    return first_key, split, first_split, tl.maximum(tl.cdiv(kv_len, split) - first_split, 1)
+def _rows(
+    rows, first, token0, q_len, kv_head, GROUP: tl.constexpr, TOKENS_HERE: tl.constexpr
+):  # fmt: skip
+    """Token within the request, head, token in the batch and validity of a row block's rows."""
+    token, head = first + rows // GROUP, kv_head * GROUP + rows % GROUP
+    mask = (token < q_len) & (rows < TOKENS_HERE * GROUP)
+    return token, head, token0 + tl.where(mask, token, 0), mask  # a mod may load through it
 
 
 @triton.jit
 def _features(
-    r_ptr, token0, row_token, row_head, mask_rows, chunk, stride_r_t, stride_r_h,
+    r_ptr, token0, first, row_token, row_head, mask_rows, stride_r_t, stride_r_h,
     D_REL: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """[rows, TOKENS * BLOCK_R]: r of the row's token in the columns of that token, 0 elsewhere;
-    TOKENS from `chunk`."""
+    """[rows, TOKENS * BLOCK_R]: r of the row's token in the columns of that token, 0 elsewhere.
+    Columns of the token `first` + TOKENS - 1 come first."""
     cols = tl.arange(0, TOKENS * BLOCK_R)
-    mine = (cols // BLOCK_R + chunk)[None, :] == row_token[:, None]
-    ptrs = (
-        r_ptr
-        + (token0 + row_token)[:, None] * stride_r_t
-        + row_head[:, None] * stride_r_h
-        + (cols % BLOCK_R)[None, :]
-    )
+    mine = (first + TOKENS - 1 - cols // BLOCK_R)[None, :] == row_token[:, None]
+    row_ptrs = r_ptr + (token0 + row_token) * stride_r_t + row_head * stride_r_h
     return tl.load(
-        ptrs, mask=mine & mask_rows[:, None] & (cols % BLOCK_R < D_REL)[None, :], other=0.0
+        row_ptrs[:, None] + (cols % BLOCK_R)[None, :],
+        mask=mine & mask_rows[:, None] & (cols % BLOCK_R < D_REL)[None, :],
+        other=0.0,
     )
 
 
 @triton.jit
-def _slices(
-    table_ptr, n0, offs_n, q_start, q_len, chunk, stride_table_s, stride_table_r,
-    EXTENT: tl.constexpr, PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
+def _unpack(words, dtype: tl.constexpr, PACK: tl.constexpr):
+    """[n, k] 64-bit words as [n, k * PACK] elements of `dtype`, in memory order."""
+    if PACK == 2:
+        x = tl.join(words.to(tl.int32), (words >> 32).to(tl.int32))
+    else:
+        even = tl.join(words.to(tl.int16), (words >> 32).to(tl.int16))
+        odd = tl.join((words >> 16).to(tl.int16), (words >> 48).to(tl.int16))
+        x = tl.join(even, odd)
+    return tl.reshape(x.to(dtype, bitcast=True), [words.shape[0], words.shape[1] * PACK])
+
+
+@triton.jit
+def _profile_tile(
+    by_key_ptr, n0, offs_n, q_start, EXTENT: tl.constexpr, PAD: tl.constexpr,
+    BLOCK_R: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
-    """[TOKENS * BLOCK_R, keys]: the slice of the reversed profile that each token of the chunk
-    sees at this key tile."""
-    rows = tl.arange(0, TOKENS * BLOCK_R)
-    token = rows // BLOCK_R + chunk
-    # Column of key n for a token: n + (EXTENT - 1 - q_start - token), plus the copy's shift. The
-    # part that may be
-    # negative goes into the scalar pointer: buffer loads on AMD read 0 for a negative vector
-    # offset. Both parts are
-    # written as multiples of 8, so that eight neighbours are one load.
-    base = EXTENT - 1 - q_start
-    shift = (token - base) & 7
-    ahead = ((base & 7) - token + shift + 16) >> 3  # >= 0: token < 16
-    start = shift * stride_table_s + (rows % BLOCK_R) * stride_table_r + ahead * 8
-    tile_ptr = table_ptr + ((n0 >> 3) * 8 + (base >> 3) * 8 + (PAD - 16))
-    return tl.load(
-        tile_ptr + start[:, None] + offs_n[None, :], mask=(token < q_len)[:, None], other=0.0
-    )
+    """[keys, TOKENS * BLOCK_R]: the rows of the profile that the tile's tokens see at keys n0 ...
+
+    PACK elements are read as one 64-bit word where the compiler would give each lane less (more
+    lanes than vectors in the tile). 1: it decides.
+    """
+    # May be negative but for PAD, so it goes into the scalar pointer: buffer loads on AMD read 0
+    # for a negative vector offset.
+    first_row = n0 + (EXTENT - q_start - TOKENS + PAD)
+    tile_ptr = by_key_ptr + first_row * BLOCK_R
+    if PACK == 1:
+        cols = tl.arange(0, TOKENS * BLOCK_R)
+        p = tl.load(tile_ptr + offs_n[:, None] * BLOCK_R + cols[None, :])
+    else:
+        cols = tl.arange(0, TOKENS * BLOCK_R // PACK)
+        word_ptr = tile_ptr.to(tl.pointer_type(tl.int64))
+        words = tl.load(word_ptr + offs_n[:, None] * (BLOCK_R // PACK) + cols[None, :])
+        p = _unpack(words, by_key_ptr.dtype.element_ty, PACK)
+    return p
 
 
 @triton.jit
 def _tile(
-    acc, l, m, q, features0, features1, features2, features3, tau, n0, q_pos, q_token, row_head,
-    k_ptr, v_ptr, page_row_ptr, table_ptr, aux,
-    offs_n, offs_d, first_key, end_key, q_start, q_len, stride_k_p, stride_k_t, stride_v_p,
-    stride_v_t, stride_table_s,
-    stride_table_r, softmax_scale,
+    acc, l, m, q, features, tau, n0, q_pos, q_token, row_head, k_ptr, v_ptr, page_row_ptr,
+    by_key_ptr, aux, offs_n, offs_d, first_key, end_key, q_start, stride_k_p, stride_k_t,
+    stride_v_p, stride_v_t, softmax_scale,
     MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
-    EXTENT: tl.constexpr,
-    PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    EXTENT: tl.constexpr, PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
+    PACK: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """One key tile folded into (acc, l, m)."""
     n0 = tl.multiple_of(n0, BLOCK_N)
     n = n0 + offs_n
     k = load_rows(
         k_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t,
-        MASKED, PAGE_SIZE, BLOCK_N,
-        HEAD_DIM, BLOCK_D,
+        MASKED, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MOD == 1:
-        s = (
-            SCORE_MOD(
-                s * softmax_scale,
-                q_pos[:, None],
-                n[None, :],
-                q_token[:, None],
-                row_head[:, None],
-                aux,
-            )
-            * LOG2E
-        )
+        s *= softmax_scale
+        s = SCORE_MOD(
+            s, q_pos[:, None], n[None, :], q_token[:, None], row_head[:, None], aux
+        )  # fmt: skip
+        s *= LOG2E
     else:
         s = s * (softmax_scale * LOG2E)
     if MOD == 2:
-        p = _slices(
-            table_ptr,
-            n0,
-            offs_n,
-            q_start,
-            q_len,
-            0,
-            stride_table_s,
-            stride_table_r,
-            EXTENT,
-            PAD,
-            BLOCK_R,
-            TOKENS,
-        )
-        bias = tl.dot(features0, p, input_precision="ieee")
-        if CHUNKS > 1:
-            p = _slices(
-                table_ptr,
-                n0,
-                offs_n,
-                q_start,
-                q_len,
-                TOKENS,
-                stride_table_s,
-                stride_table_r,
-                EXTENT,
-                PAD,
-                BLOCK_R,
-                TOKENS,
-            )
-            bias = tl.dot(features1, p, bias, input_precision="ieee")
-        if CHUNKS > 2:
-            p = _slices(
-                table_ptr,
-                n0,
-                offs_n,
-                q_start,
-                q_len,
-                2 * TOKENS,
-                stride_table_s,
-                stride_table_r,
-                EXTENT,
-                PAD,
-                BLOCK_R,
-                TOKENS,
-            )
-            bias = tl.dot(features2, p, bias, input_precision="ieee")
-        if CHUNKS > 3:
-            p = _slices(
-                table_ptr,
-                n0,
-                offs_n,
-                q_start,
-                q_len,
-                3 * TOKENS,
-                stride_table_s,
-                stride_table_r,
-                EXTENT,
-                PAD,
-                BLOCK_R,
-                TOKENS,
-            )
-            bias = tl.dot(features3, p, bias, input_precision="ieee")
-        s += bias * tau[:, None]
+        p = _profile_tile(by_key_ptr, n0, offs_n, q_start, EXTENT, PAD, BLOCK_R, TOKENS, PACK)
+        s += tl.dot(features, tl.trans(p), input_precision="ieee") * tau[:, None]
     if MASKED:
         s = tl.where(visible_keys(q_pos, n, end_key, WINDOW), s, float("-inf"))
     v = load_rows(
         v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t,
-        MASKED, PAGE_SIZE, BLOCK_N,
-        HEAD_DIM, BLOCK_D,
+        MASKED, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     return softmax_step(acc, l, m, s, v)
 
 
 @triton.jit
-def _store_rows(
-    out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t, stride_out_h,
-    H: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    # A row without a single visible key (padding, or a masking mod) is 0, never NaN.
-    acc = acc / tl.where(l > 0, l, 1.0)[:, None]
-    ptrs = (
-        out_ptr
-        + q_token[:, None] * stride_out_t
-        + row_head[:, None] * stride_out_h
-        + offs_d[None, :]
-    )
-    tl.store(
-        ptrs,
-        acc.to(out_ptr.dtype.element_ty),
-        mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :],
-    )
-    if lse_ptr is not None:
-        lse = tl.where(l > 0, m + tl.log2(l), float("-inf")) / LOG2E
-        tl.store(lse_ptr + q_token * H + row_head, lse, mask=mask_rows)
-
-
-@triton.jit
-def _merge(
-    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0, q_len, kv_head, out_rows,
-    stride_out_t, stride_out_h,
-    H: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr, MERGE_ROWS: tl.constexpr,
-):  # fmt: skip
-    """Combine a request's partial results for rows `out_rows` of one K/V head, split after
-    split."""
-    row_token, row_head = out_rows // GROUP, kv_head * GROUP + out_rows % GROUP
-    mask_rows = row_token < q_len
-    base = pair * MAX_SPLITS * BLOCK_ROWS
-    offs_d = tl.arange(0, BLOCK_D)
-    offs_rd = out_rows[:, None] * BLOCK_D + offs_d[None, :]
-    l = tl.zeros([MERGE_ROWS], tl.float32)
-    m = tl.full([MERGE_ROWS], -1e30, tl.float32)
-    acc = tl.zeros([MERGE_ROWS, BLOCK_D], tl.float32)
-    for s0 in range(0, splits, MERGE):
-        for j in tl.static_range(
-            MERGE
-        ):  # unrolled: the loads of MERGE splits are in flight together
-            at = base + (s0 + j) * BLOCK_ROWS
-            mask_j = mask_rows & (s0 + j < splits)
-            lm_ptrs = partial_lm_ptr + at * 2 + out_rows
-            l_j = tl.load(lm_ptrs, mask=mask_j, other=0.0, cache_modifier=".cg")
-            m_j = tl.load(lm_ptrs + BLOCK_ROWS, mask=mask_j, other=-1e30, cache_modifier=".cg")
-            part = tl.load(
-                partial_ptr + at * BLOCK_D + offs_rd,
-                mask=mask_j[:, None],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            m_new = tl.maximum(m, m_j)
-            old, new = tl.exp2(m - m_new), tl.exp2(m_j - m_new)
-            acc = acc * old[:, None] + part * new[:, None]
-            l = l * old + l_j * new
-            m = m_new
-    _store_rows(
-        out_ptr,
-        lse_ptr,
-        acc,
-        l,
-        m,
-        token0 + row_token,
-        row_head,
-        mask_rows,
-        offs_d,
-        stride_out_t,
-        stride_out_h,
-        H,
-        HEAD_DIM,
-    )
-
-
-@triton.jit
-def _merge_kernel(
-    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, cu_seqlens_q_ptr, kv_len_ptr,
-    stride_out_t: tl.constexpr, stride_out_h: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
-    MERGE_ROWS: tl.constexpr,
-):  # fmt: skip
-    """The merge as a launch of its own, for verify: many rows would keep the last program busy for
-    too long."""
-    kv_head, request = tl.program_id(1), tl.program_id(2)
-    token0 = tl.load(cu_seqlens_q_ptr + request)
-    q_len = tl.load(cu_seqlens_q_ptr + request + 1) - token0
-    kv_len = tl.load(kv_len_ptr + request)
-    _, _, _, splits = _splits_of(kv_len, kv_len - q_len, WINDOW, SPLIT, MAX_SPLITS)
-    first_row = tl.program_id(0) * MERGE_ROWS
-    if (splits == 1) | (first_row >= q_len * GROUP):
-        return
-    pair = request.to(tl.int64) * tl.num_programs(1) + kv_head
-    _merge(
-        out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0.to(tl.int64), q_len,
-        kv_head,
-        first_row + tl.arange(0, MERGE_ROWS), stride_out_t, stride_out_h, H, GROUP, BLOCK_ROWS,
-        HEAD_DIM, BLOCK_D,
-        MAX_SPLITS, MERGE, MERGE_ROWS,
-    )  # fmt: skip
-
-
-@triton.jit
 def _decode_kernel(
     out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr,
-    kv_len_ptr, r_ptr, table_ptr,
-    tau_ptr, aux, partial_ptr, partial_lm_ptr, ticket_ptr, stride_out_t: tl.constexpr,
-    stride_out_h: tl.constexpr, stride_q_t: tl.constexpr, stride_q_h: tl.constexpr,
-    stride_k_p: tl.constexpr, stride_k_t: tl.constexpr, stride_k_g: tl.constexpr,
-    stride_v_p: tl.constexpr, stride_v_t: tl.constexpr, stride_v_g: tl.constexpr, stride_page_b,
-    stride_r_t: tl.constexpr, stride_r_h: tl.constexpr,
-    stride_table_s: tl.constexpr, stride_table_r: tl.constexpr, softmax_scale,
+    kv_len_ptr, r_ptr, by_key_ptr, tau_ptr, aux, partial_ptr, partial_lm_ptr, ticket_ptr,
+    stride_out_t: tl.constexpr, stride_out_h: tl.constexpr, stride_q_t: tl.constexpr,
+    stride_q_h: tl.constexpr, stride_k_p: tl.constexpr, stride_k_t: tl.constexpr,
+    stride_k_g: tl.constexpr, stride_v_p: tl.constexpr, stride_v_t: tl.constexpr,
+    stride_v_g: tl.constexpr, stride_page_b, stride_r_t: tl.constexpr, stride_r_h: tl.constexpr,
+    softmax_scale,
     MOD: tl.constexpr, SCORE_MOD: tl.constexpr, EXTENT: tl.constexpr, PAD: tl.constexpr,
-    WINDOW: tl.constexpr,
-    H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr, BLOCK_R: tl.constexpr,
-    TOKENS: tl.constexpr,
-    CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr, MERGE: tl.constexpr,
-    MERGE_ROWS: tl.constexpr, MERGE_HERE: tl.constexpr, AMD: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, D_REL: tl.constexpr,
+    BLOCK_R: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr, TOKENS_HERE: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    MAX_PARTS: tl.constexpr, MANY: tl.constexpr, AMD: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
+    MERGE_HERE: tl.constexpr, MERGE: tl.constexpr, MERGE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    program, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    program, row_block = tl.program_id(0) // ROW_BLOCKS, tl.program_id(0) % ROW_BLOCKS
+    kv_head, request = tl.program_id(1), tl.program_id(2)
     kv_len = tl.load(kv_len_ptr + request)
     first_page = tl.load(first_page_ptr + request)
     if cu_seqlens_q_ptr is None:
@@ -331,95 +159,49 @@ def _decode_kernel(
         q_len = (tl.load(cu_seqlens_q_ptr + request + 1) - token0).to(tl.int32)
     # Everything that does not need the length is loaded before the first branch on it.
     offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    rows = tl.arange(0, BLOCK_ROWS)
-    row_token, row_head = rows // GROUP, kv_head * GROUP + rows % GROUP
-    mask_rows = row_token < q_len
-    q_token = token0 + tl.where(mask_rows, row_token, 0)  # a mod may load through it
-    q_ptrs = (
-        q_ptr + q_token[:, None] * stride_q_t + row_head[:, None] * stride_q_h + offs_d[None, :]
+    block_rows = tl.arange(0, BLOCK_ROWS)
+    first = row_block * TOKENS_HERE
+    row_token, row_head, q_token, mask_rows = _rows(
+        block_rows, first, token0, q_len, kv_head, GROUP, TOKENS_HERE
     )
+    q_ptrs = (q_ptr + q_token * stride_q_t + row_head * stride_q_h)[:, None] + offs_d[None, :]
     q = tl.load(q_ptrs, mask=mask_rows[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
     tau = tl.full([BLOCK_ROWS], LOG2E, tl.float32)
-    f0 = q
-    f1 = q
-    f2 = q
-    f3 = q
+    features = q
     if MOD == 2:
         if tau_ptr is not None:
             tau = tl.load(tau_ptr + q_token, mask=mask_rows, other=0.0) * LOG2E
-        f0 = _features(
-            r_ptr,
-            token0,
-            row_token,
-            row_head,
-            mask_rows,
-            0,
-            stride_r_t,
-            stride_r_h,
-            D_REL,
-            BLOCK_R,
-            TOKENS,
-        )
-        if CHUNKS > 1:
-            f1 = _features(
-                r_ptr,
-                token0,
-                row_token,
-                row_head,
-                mask_rows,
-                TOKENS,
-                stride_r_t,
-                stride_r_h,
-                D_REL,
-                BLOCK_R,
-                TOKENS,
-            )
-        if CHUNKS > 2:
-            f2 = _features(
-                r_ptr,
-                token0,
-                row_token,
-                row_head,
-                mask_rows,
-                2 * TOKENS,
-                stride_r_t,
-                stride_r_h,
-                D_REL,
-                BLOCK_R,
-                TOKENS,
-            )
-        if CHUNKS > 3:
-            f3 = _features(
-                r_ptr,
-                token0,
-                row_token,
-                row_head,
-                mask_rows,
-                3 * TOKENS,
-                stride_r_t,
-                stride_r_h,
-                D_REL,
-                BLOCK_R,
-                TOKENS,
-            )
+        features = _features(
+            r_ptr, token0, first, row_token, row_head, mask_rows, stride_r_t, stride_r_h,
+            D_REL, BLOCK_R, TOKENS,
+        )  # fmt: skip
 
     q_start = kv_len - q_len
     q_pos = q_start + row_token
-    first_key, split, first_split, splits = _splits_of(kv_len, q_start, WINDOW, SPLIT, MAX_SPLITS)
-    if (program >= splits) | (q_len <= 0):
+    tiles = tl.num_programs(1) * tl.num_programs(2) * ROW_BLOCKS
+    first_key, unit, first_unit, units, per = units_of(
+        kv_len, q_start, tiles, WINDOW, SPLIT, UNITS, MAX_PARTS, MANY
+    )
+    parts = tl.cdiv(units, per)
+    if (program >= parts) | (first >= q_len):
         return
+    q_start += first  # of this row block from here on
+    if WINDOW > 0:
+        first_key = tl.maximum(q_start - WINDOW + 1, 0)
     page_row_ptr = page_table_ptr + request.to(tl.int64) * stride_page_b - first_page
     k_head_ptr = k_ptr + kv_head * stride_k_g
     v_head_ptr = v_ptr + kv_head * stride_v_g
     pair = request.to(tl.int64) * tl.num_programs(1) + kv_head
-    programs = tl.minimum(tl.num_programs(0), splits)
+    programs = tl.minimum(tl.num_programs(0) // ROW_BLOCKS, parts)
 
-    for index in range(program, splits, programs):
+    for turn in range(program, parts, programs):
+        part = parts - 1 - turn  # the last part has a modification's extra work: it starts first
+        nothing = tl.full([BLOCK_ROWS], -1e30, tl.float32)
         acc = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
-        l = tl.zeros([BLOCK_ROWS], tl.float32)
-        m = tl.full([BLOCK_ROWS], -1e30, tl.float32)
-        begin = tl.maximum((first_split + index) * split, first_key // BLOCK_N * BLOCK_N)
-        end = tl.minimum((first_split + index + 1) * split, kv_len)
+        l, m = tl.zeros([BLOCK_ROWS], tl.float32), nothing
+        total, total_l, total_m = acc, l, m
+        begin = tl.maximum((first_unit + part * per) * unit, first_key // BLOCK_N * BLOCK_N)
+        end = tl.minimum((first_unit + part * per + per) * unit, kv_len)
         # Tiles wholly visible to every row, and (with a modification) wholly beyond its extent.
         plain_end = (q_start + 1) // BLOCK_N * BLOCK_N
         if MOD != 0:
@@ -430,66 +212,61 @@ def _decode_kernel(
         if WINDOW == 0 or (MOD != 0 and EXTENT > 0 and EXTENT < WINDOW):
             for n0 in tl.range(begin, plain_end, BLOCK_N, num_stages=STAGES):
                 acc, l, m = _tile(
-                    acc, l, m, q, f0, f1, f2, f3, tau, n0, q_pos, q_token, row_head, k_head_ptr,
-                    v_head_ptr, page_row_ptr, table_ptr, aux,
-                    offs_n, offs_d, first_key, end, q_start, q_len, stride_k_p, stride_k_t,
-                    stride_v_p, stride_v_t,
-                    stride_table_s, stride_table_r, softmax_scale, 0, SCORE_MOD, WINDOW > 0,
-                    WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, CHUNKS,
-                    PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
+                    acc, l, m, q, features, tau, n0, q_pos, q_token, row_head, k_head_ptr,
+                    v_head_ptr, page_row_ptr, by_key_ptr, aux, offs_n, offs_d, first_key, end,
+                    q_start, stride_k_p, stride_k_t, stride_v_p, stride_v_t, softmax_scale, 0,
+                    SCORE_MOD, WINDOW > 0, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, PACK, PAGE_SIZE,
+                    BLOCK_N, HEAD_DIM, BLOCK_D,
                 )  # fmt: skip
+                if (n0 + BLOCK_N) % unit == 0:
+                    total, total_l, total_m = fold(total, total_l, total_m, acc, l, m)
+                    acc, l, m = tl.zeros_like(acc), tl.zeros_like(l), nothing
         else:
             plain_end = begin
         for n0 in tl.range(plain_end, end, BLOCK_N, num_stages=STAGES):
             acc, l, m = _tile(
-                acc, l, m, q, f0, f1, f2, f3, tau, n0, q_pos, q_token, row_head, k_head_ptr,
-                v_head_ptr, page_row_ptr, table_ptr, aux, offs_n,
-                offs_d, first_key, end, q_start, q_len, stride_k_p, stride_k_t, stride_v_p,
-                stride_v_t, stride_table_s,
-                stride_table_r, softmax_scale, MOD, SCORE_MOD, True, WINDOW, EXTENT, PAD, BLOCK_R,
-                TOKENS, CHUNKS, PAGE_SIZE, BLOCK_N,
-                HEAD_DIM, BLOCK_D,
+                acc, l, m, q, features, tau, n0, q_pos, q_token, row_head, k_head_ptr,
+                v_head_ptr, page_row_ptr, by_key_ptr, aux, offs_n, offs_d, first_key, end, q_start,
+                stride_k_p, stride_k_t, stride_v_p, stride_v_t, softmax_scale, MOD, SCORE_MOD,
+                True, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, PACK, PAGE_SIZE, BLOCK_N, HEAD_DIM,
+                BLOCK_D,
             )  # fmt: skip
-        if splits == 1:
-            _store_rows(
-                out_ptr,
-                lse_ptr,
-                acc,
-                l,
-                m,
-                q_token,
-                row_head,
-                mask_rows,
-                offs_d,
-                stride_out_t,
-                stride_out_h,
-                H,
-                HEAD_DIM,
-            )
+            if (n0 + BLOCK_N) % unit == 0:
+                total, total_l, total_m = fold(total, total_l, total_m, acc, l, m)
+                acc, l, m = tl.zeros_like(acc), tl.zeros_like(l), nothing
+        acc, l, m = fold(total, total_l, total_m, acc, l, m)
+        if parts == 1:
+            store_rows(
+                out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t,
+                stride_out_h, H, HEAD_DIM,
+            )  # fmt: skip
         else:
-            slot = (pair * MAX_SPLITS + index) * BLOCK_ROWS
-            tl.store(
-                partial_ptr + slot * BLOCK_D + rows[:, None] * BLOCK_D + offs_d[None, :],
-                acc,
-                mask=mask_rows[:, None],
-            )
-            tl.store(partial_lm_ptr + slot * 2 + rows, l, mask=mask_rows)
-            tl.store(partial_lm_ptr + slot * 2 + BLOCK_ROWS + rows, m, mask=mask_rows)
-    if splits == 1 or not MERGE_HERE:
+            store_partial(
+                partial_ptr, partial_lm_ptr, acc, l, m, pair * MAX_PARTS + part,
+                first * GROUP + block_rows, mask_rows, offs_d, ROWS, BLOCK_D,
+            )  # fmt: skip
+    if parts == 1 or not MERGE_HERE:
         return
 
-    # The last program of this request and K/V head merges. Every wave's stores must be out before
-    # the ticket is drawn.
-    drain_stores(rows, AMD)
+    # The last program of this request, K/V head and row block merges. Every wave's stores must be
+    # out before the ticket is drawn.
+    drain_stores(block_rows, AMD)
     tl.debug_barrier()
-    ticket = tl.atomic_add(ticket_ptr + pair, 1, sem="acq_rel", scope="gpu")
+    ticket_ptr += pair * ROW_BLOCKS + row_block
+    ticket = tl.atomic_add(ticket_ptr, 1, sem="acq_rel", scope="gpu")
     if ticket < programs - 1:
         return
     tl.debug_barrier()
-    tl.store(ticket_ptr + pair, 0)
-    _merge(
-        out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, pair, splits, token0, q_len, kv_head,
-        tl.arange(0, MERGE_ROWS),
-        stride_out_t, stride_out_h, H, GROUP, BLOCK_ROWS, HEAD_DIM, BLOCK_D, MAX_SPLITS, MERGE,
-        MERGE_ROWS,
+    tl.store(ticket_ptr, 0)
+    block_rows = tl.arange(0, MERGE_ROWS)  # without the rows that only pad the matrix tile
+    _, row_head, q_token, mask_rows = _rows(
+        block_rows, first, token0, q_len, kv_head, GROUP, TOKENS_HERE
+    )
+    acc, l, m = merge_here(
+        partial_ptr, partial_lm_ptr, pair, parts, per, first * GROUP + block_rows,
+        mask_rows, MERGE_ROWS, ROWS, BLOCK_D, MAX_PARTS, UNITS, MERGE,
+    )  # fmt: skip
+    store_rows(
+        out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t,
+        stride_out_h, H, HEAD_DIM,
     )  # fmt: skip

@@ -4,6 +4,7 @@ tiles."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -20,7 +21,7 @@ from triton_attn.profile import (
     write_profile_rows,
 )
 from triton_attn.reference import attention_reference
-from triton_attn.score_mod import RelativeBias, RelativeProfile
+from triton_attn.score_mod import RelativeBias
 from triton_attn.tuning import DECODE, PREFILL, PROFILE_WRITER
 
 
@@ -30,9 +31,7 @@ def _outcomes(case: PagedCase, out) -> list[Outcome]:
     def cpu(x):
         return x.cpu() if isinstance(x, torch.Tensor) else x
 
-    profile = RelativeProfile(
-        projection=case.bias.profile.projection.cpu(), table=case.bias.profile.table
-    )
+    profile = replace(case.bias.profile, projection=case.bias.profile.projection.cpu())
     moved = RelativeBias(r=case.bias.r.cpu(), profile=profile, tau=cpu(case.bias.tau))
     bias = moved if case.biased else None
     tensors = (case.q.cpu(), case.k_pages.cpu(), case.v_pages.cpu())
@@ -150,7 +149,7 @@ _entry(
 )
 _entry(
     "attention_decode",
-    ("triton_attn.decode_kernels:_decode_kernel", "triton_attn.decode_kernels:_merge_kernel"),
+    ("triton_attn.decode_kernels:_decode_kernel", "triton_attn.decode_merge:_merge_kernel"),
     DECODE,
     _decode_cases,
 )

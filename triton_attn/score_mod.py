@@ -60,11 +60,14 @@ class RelativeProfile:
         projection: P [R, extent]: the bias at distance e of a query with features r is r . P[:, e].
         table: [8, R padded to a power of two >= 16, pitch]: P reversed (column c holds distance
         E-1-c), copy s
-            shifted right by PROFILE_PAD + s columns, zeros around.
+            shifted right by PROFILE_PAD + s columns, zeros around; what prefill reads.
+        by_key: [pitch, R padded]: P reversed and transposed, row PROFILE_PAD + c holds distance
+            E-1-c, zeros around; what decode and verify read.
     """
 
     projection: torch.Tensor
     table: torch.Tensor
+    by_key: torch.Tensor
 
     @staticmethod
     def prepare(projection_RE: torch.Tensor) -> RelativeProfile:
@@ -76,7 +79,8 @@ class RelativeProfile:
         for shift in range(SHIFTS):
             first = PROFILE_PAD + shift
             table[shift, :d_rel, first : first + extent] = projection_RE.flip(-1)
-        return RelativeProfile(projection=projection_RE, table=table)
+        by_key = table[0].T.contiguous()
+        return RelativeProfile(projection=projection_RE, table=table, by_key=by_key)
 
     @property
     def extent(self) -> int:

@@ -105,8 +105,28 @@ PROFILE_WRITER = TuningTable(
 )
 
 
-def _decode(arch, when, block_n, split, stages, options, evidence="guess", source=_GUESS):
-    constexprs = {"BLOCK_N": block_n, "SPLIT": split, "STAGES": stages}
+def tile_rows(arch: str, window: int, head_dim: int) -> int:
+    """Query rows of a decode or verify tile: more tokens of a request are more programs, which read
+    the same keys at the same time. Never less than the heads of one token."""
+    if window:
+        return 16
+    return 64 if arch == "sm90" and head_dim <= 128 else 32
+
+
+def _decode(
+    arch, when, block_n, split, stages, options, evidence="guess", source=_GUESS, units=4,
+    merge=(True, 2),
+):  # fmt: skip
+    """`split` keys are a unit, `units` units a group; `merge`: whether the last program merges (or
+    a second launch), groups in flight."""
+    constexprs = {
+        "BLOCK_N": block_n,
+        "SPLIT": split,
+        "UNITS": units,
+        "STAGES": stages,
+        "MERGE_HERE": merge[0],
+        "MERGE": merge[1],
+    }
     return TuningRow(
         arch=arch,
         when=when,
@@ -120,32 +140,32 @@ def _decode(arch, when, block_n, split, stages, options, evidence="guess", sourc
 def _amd_decode(arch, options):
     many = {**options, "num_warps": 8}
     return (
-        _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 256, 1, options),
-        _decode(arch, {"bits": 32}, 16, 256, 1, many),
-        _decode(arch, {"head_dim": (129, None), "rows": (None, 32)}, 32, 256, 2, options),
+        _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 128, 1, options),
+        _decode(arch, {"bits": 32}, 16, 128, 1, many),
+        _decode(arch, {"head_dim": (129, None), "rows": (None, 32)}, 32, 128, 2, options),
         replace(
-            _decode(arch, {"head_dim": (129, None)}, 16, 256, 1, many),
+            _decode(arch, {"head_dim": (129, None)}, 16, 128, 1, many),
             accepted_spills=_SPILL_OF_TRITON_3_6 if arch == "gfx942" else None,
         ),
         _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 128, 2, options),
         _decode(arch, {"window": (1, None)}, 32, 128, 2, many),
-        _decode(arch, {"rows": (None, 32)}, 64, 512, 2, options),
-        _decode(arch, {}, 32, 512, 2, many),
+        _decode(arch, {"rows": (None, 32)}, 64, 256, 2, options),
+        _decode(arch, {}, 32, 256, 2, many),
     )
 
 
 def _nvidia_decode(arch, evidence, source):
-    few, many = {"num_warps": 4}, {"num_warps": 8}
+    pdl = {"launch_pdl": True} if arch == "sm90" else {}
+    few, many = {"num_warps": 4, **pdl}, {"num_warps": 8, **pdl}
+    # A second launch overlaps the first one where launches may depend on each other.
+    merge, local = ((False, 8), (False, 2)) if pdl else ((True, 2), (True, 1))
     return (
-        _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 256, 2, few),
-        _decode(arch, {"bits": 32}, 16, 256, 2, many),
-        _decode(arch, {"head_dim": (129, None)}, 32, 256, 3, few),
-        _decode(arch, {"window": (1, None), "rows": (None, 16)}, 64, 128, 3, few, evidence, source),
-        _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 256, 5, few, evidence, source),
-        _decode(arch, {"window": (1, None)}, 32, 256, 3, few, evidence, source),
-        _decode(arch, {"rows": (None, 16)}, 64, 512, 3, few, evidence, source),
-        _decode(arch, {"rows": (None, 32)}, 64, 512, 5, few, evidence, source),
-        _decode(arch, {}, 32, 512, 5, many, evidence, source),
+        _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 128, 2, few, merge=merge),
+        _decode(arch, {"bits": 32}, 16, 128, 2, many, merge=merge),
+        _decode(arch, {"head_dim": (129, None)}, 32, 128, 3, few, merge=merge),
+        _decode(arch, {"window": (1, None)}, 64, 64, 5, few, evidence, source, 8, local),
+        _decode(arch, {"rows": (None, 32)}, 64, 256, 5, few, evidence, source, 4, merge),
+        _decode(arch, {}, 32, 256, 5, few, evidence, source, 4, merge),
     )
 
 

@@ -3,6 +3,8 @@ process, on this device."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from bench.attention.problems import Problem, make_problem
@@ -18,9 +20,7 @@ def relative_errors(
     bias = problem.bias
     mod = None
     if biased:
-        profile = type(bias.profile)(
-            projection=bias.profile.projection.cpu(), table=bias.profile.table
-        )
+        profile = replace(bias.profile, projection=bias.profile.projection.cpu())
         mod = type(bias)(
             r=bias.r.cpu(), profile=profile, tau=None if bias.tau is None else bias.tau.cpu()
         )

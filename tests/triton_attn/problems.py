@@ -36,9 +36,8 @@ class Problem:
         def move(x):
             return x.to(device) if isinstance(x, torch.Tensor) else x
 
-        profile = RelativeProfile(
-            projection=move(self.bias.profile.projection), table=move(self.bias.profile.table)
-        )
+        profile = self.bias.profile
+        profile = RelativeProfile(**{name: move(value) for name, value in vars(profile).items()})
         bias = RelativeBias(r=move(self.bias.r), profile=profile, tau=move(self.bias.tau))
         moved = {
             n: move(getattr(self, n))
@@ -100,7 +99,9 @@ def make_problem(
 
 # Tiles small enough that little problems have partial tiles, edges and several splits.
 PREFILL_OPTIONS = {"BLOCK_M": 32, "BLOCK_N": 16, "STAGES": 1}
-DECODE_OPTIONS = {"BLOCK_N": 16, "SPLIT": 32, "STAGES": 1}
+DECODE_OPTIONS = {
+    "BLOCK_N": 16, "SPLIT": 32, "UNITS": 2, "STAGES": 1, "MERGE_HERE": True, "MERGE": 2,
+}  # fmt: skip
 
 
 def small_row(arch, constexprs, **more):
