@@ -11,6 +11,7 @@ from inkling_rocm.cli.doctor import doctor
 from inkling_rocm.cli.generate import generate
 from inkling_rocm.cli.ops import ops
 from inkling_rocm.cli.parity import parity
+from inkling_rocm.cli.profile import profile
 from inkling_rocm.cli.serve import serve
 from inkling_rocm.cli.verify import verify
 
@@ -26,6 +27,7 @@ app.command()(generate)
 app.command()(ops)
 app.command()(verify)
 app.command()(parity)
+app.command()(profile)
 app.command()(doctor)
 
 

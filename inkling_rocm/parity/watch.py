@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from inkling_rocm.host import BatchMeta, ConvStateView, KVCacheView
+from inkling_rocm.model import InklingModel
 from inkling_rocm.ops.registry import OP_NAMES, OpSet
 
+# What a layer keeps for itself, possibly with its prepared weights (model/layer.py).
+LAYER_OPS = ("rel_attention", "gate", "experts")
 # Called with the site ("1.attn.o_proj"), the op's name, the op, its arguments: runs the op and
 # returns its result.
 Listener = Callable[[str, str, Callable, tuple, dict[str, Any]], Any]
@@ -40,18 +43,35 @@ class Sites:
         return f"{layer}.{('attn', 'mlp')[half]}.{op}"
 
 
-def watched(ops: OpSet, listener: Listener) -> OpSet:
-    """`ops` with every call going through `listener`."""
-    sites = Sites()
+class _Watcher:
+    def __init__(self, listener: Listener) -> None:
+        self._sites, self._listener = Sites(), listener
 
-    def watch(name: str, function: Callable) -> Callable:
+    def watch(self, name: str, function: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return listener(sites.name(name), name, function, args, kwargs)
+            return self._listener(self._sites.name(name), name, function, args, kwargs)
 
         return call
 
-    functions = {name: watch(name, getattr(ops, name)) for name in OP_NAMES}
-    return OpSet(functions, ops.choices, ops.prepares)
+    def ops(self, ops: OpSet) -> OpSet:
+        functions = {name: self.watch(name, getattr(ops, name)) for name in OP_NAMES}
+        return OpSet(functions, ops.choices, ops.prepares)
+
+
+def watched(ops: OpSet, listener: Listener) -> OpSet:
+    """`ops` with every call going through `listener`."""
+    return _Watcher(listener).ops(ops)
+
+
+def attach(model: InklingModel, listener: Listener) -> None:
+    """Let every op call of a model that is already built go through `listener`, those its layers
+    have bound prepared weights to as well."""
+    watcher = _Watcher(listener)
+    model.ops = watcher.ops(model.ops)
+    for layer in model.layers:
+        layer.ops = model.ops
+        for name in LAYER_OPS:
+            setattr(layer, name, watcher.watch(name, getattr(layer, name)))
 
 
 def outputs(result: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Tensor]:

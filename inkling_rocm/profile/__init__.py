@@ -1,0 +1,1 @@
+"""Where the time of the engine's steps goes, op by op; see docs/profile.md."""
