@@ -40,7 +40,17 @@ PARAMS = {
         top_p=0.95, frequency_penalty=0.5, logit_bias={5: 1.0, 9: 2.0}
     ),
 }
-SPREADS = {"peaked": 4.0, "flat": 1.0}  # standard deviation of normal logits
+SHAPES = ("zipf", "normal 4", "normal 1")
+
+
+def make_logits(shape: str, n: int) -> torch.Tensor:
+    """ "zipf": probabilities proportional to rank^-1.5, about what a language model gives (the top
+    0.95 of the mass are some 500 tokens); "normal s": normal logits of that standard deviation,
+    where no small head exists."""
+    if shape == "zipf":
+        ranks = torch.rand(n, VOCABULARY, device="cuda").argsort(-1) + 1
+        return -1.5 * ranks.float().log()
+    return torch.randn(n, VOCABULARY, device="cuda") * float(shape.split()[1])
 
 
 class Rows:
@@ -93,9 +103,9 @@ def _sample_rows_of(params: SamplingParams, n: int) -> list[SampleRow]:
 def measure_sampling(out: Rows, rate: float) -> None:
     device = torch.device("cuda")
     for name, params in PARAMS.items():
-        for shape, spread in SPREADS.items():
+        for shape in SHAPES:
             for n in BATCHES:
-                logits = torch.randn(n, VOCABULARY, device=device) * spread
+                logits = make_logits(shape, n)
                 rows = _sample_rows_of(params, n)
                 sampler = DeviceSampler(
                     vocabulary=VOCABULARY, slots=n, device=device, arch=out.arch
