@@ -1,0 +1,72 @@
+"""Fill parameters from a stream of (released name, whole tensor): what hosts hand over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from inkling_rocm.checkpoint.entry import copy_from_file
+from inkling_rocm.checkpoint.files import CheckpointError
+from inkling_rocm.checkpoint.table import released_names
+from inkling_rocm.config import InklingConfig
+
+_OTHER_PARTS = ("model.mtp.", "model.audio.", "model.visual.")
+
+
+def load_stream(
+    stream: Iterable[tuple[str, Tensor]],
+    config: InklingConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    complete: bool = True,
+) -> int:
+    """Copy what this rank owns of every tensor; tensors of parts that `weights` lacks are skipped.
+
+    Args:
+        weights: parameters by the table's names, as `allocate` made them for this rank.
+        complete: every parameter must be filled; False = an update of some.
+    Returns: tensors used.
+    Raises: CheckpointError: names the tensor, what it is and what was wanted.
+    """
+    known = released_names(config)
+    missing = {
+        piece.name
+        for name in weights
+        for piece in next(e for e in _entries(config) if e.name == name).pieces
+    }
+    used = 0
+    for name, tensor in stream:
+        if name not in known:
+            if name.startswith(_OTHER_PARTS):
+                continue
+            raise CheckpointError(f"tensor {name} is not one of this model's; check config.json")
+        entry, index = known[name]
+        if entry.name not in weights:
+            if entry.part == "text":
+                raise CheckpointError(
+                    f"tensor {name}: the chosen kernels keep {entry.name} in another layout only, "
+                    "so it cannot be updated; choose --moe-runner-backend triton"
+                )
+            continue
+        piece = entry.pieces[index]
+        if tuple(tensor.shape) != piece.shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(tensor.shape)}, wanted {list(piece.shape)}; check "
+                "that config.json and the weights belong together"
+            )
+        target = entry.views(weights[entry.name], tp_rank, tp_size)[index]
+        copy_from_file(target, tensor[piece.file_slice(tp_rank, tp_size)], piece.layout)
+        missing.discard(name)
+        used += 1
+    if complete and missing:
+        raise CheckpointError(f"{len(missing)} tensors are missing, among them {min(missing)}")
+    return used
+
+
+def _entries(config: InklingConfig):
+    from inkling_rocm.checkpoint.table import weight_entries
+
+    return weight_entries(config)

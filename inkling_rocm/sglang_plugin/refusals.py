@@ -1,0 +1,63 @@
+"""Flags of SGLang that this plugin does not serve, each refused with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# flag -> (is it asked for?, reason)
+Refusal = tuple[str, Callable[[Any], bool], str]
+
+
+def _set(name: str) -> Callable[[Any], bool]:
+    return lambda args: bool(getattr(args, name, None))
+
+
+def _above_one(name: str) -> Callable[[Any], bool]:
+    return lambda args: (getattr(args, name, 1) or 1) > 1
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    ("--speculative-algorithm", _set("speculative_algorithm"), "MTP is not wired up yet"),
+    ("--enable-lora", _set("enable_lora"), "LoRA adapters are not applied"),
+    ("--lora-paths", _set("lora_paths"), "LoRA adapters are not applied"),
+    ("--dp-size", _above_one("attn_dp_size"), "attention data parallelism is not supported"),
+    ("--dcp-size", _above_one("dcp_size"), "decode context parallelism is not supported"),
+    ("--attn-cp-size", _above_one("attn_cp_size"), "context parallelism is not supported"),
+    ("--pp-size", _above_one("pp_size"), "pipeline stages are not supported yet"),
+    ("--ep-size", _above_one("ep_size"), "expert parallelism is not supported yet; use --tp"),
+    ("--enable-eplb", _set("enable_eplb"), "experts are not redistributed"),
+    ("--enable-unified-memory", _set("enable_unified_memory"), "page tables would be virtual"),
+    ("--quantization", _set("quantization"), "only bf16, fp16 and fp32 checkpoints load"),
+    (
+        "--enable-int8-mamba-checkpoint",
+        _set("enable_int8_mamba_checkpoint"),
+        "convolution state must be kept as the taps see it",
+    ),
+    ("--enable-multimodal", _set("enable_multimodal"), "the image and audio towers do not run yet"),
+    (
+        "--kv-cache-dtype",
+        lambda args: getattr(args, "kv_cache_dtype", "auto") not in ("auto", "bfloat16", "bf16"),
+        "keys and values are kept in the model's dtype",
+    ),
+    (
+        "--disaggregation-mode",
+        lambda args: getattr(args, "disaggregation_mode", "null") not in (None, "null"),
+        "prefill-decode disaggregation is not tested",
+    ),
+    (
+        "--enable-torch-compile",
+        _set("enable_torch_compile"),
+        "the model is built from kernels, torch.compile has nothing to fuse",
+    ),
+)
+
+
+def refuse_unsupported(server_args) -> None:
+    """Raises: RuntimeError: names every flag that is not supported, and why."""
+    found = [f"{flag}: {reason}" for flag, asked, reason in REFUSALS if asked(server_args)]
+    if found:
+        raise RuntimeError(
+            f"inkling-rocm's SGLang plugin does not support {'; '.join(found)}. Start the server "
+            "without."
+        )

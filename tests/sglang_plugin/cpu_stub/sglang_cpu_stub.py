@@ -1,0 +1,32 @@
+"""A plugin that makes SGLang 0.5.23 start on a machine without a GPU. For tests."""
+
+import types
+
+import torch
+
+
+def register():
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer",
+        lambda *args, **kwargs: True,
+        HookType.REPLACE,
+    )
+    properties = types.SimpleNamespace(
+        multi_processor_count=8, name="cpu", total_memory=8 << 30, major=0, minor=0, warp_size=64
+    )
+    torch.cuda.get_device_properties = lambda *args, **kwargs: properties
+    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
+    torch.cuda.synchronize = torch.cuda.empty_cache = lambda *args, **kwargs: None
+    _no_autotuning()
+
+
+def _no_autotuning():
+    """The interpreter has no driver to benchmark with: take the first configuration."""
+    from triton.runtime import autotuner
+
+    def run(self, *args, **kwargs):
+        return self.fn.run(*args, **{**kwargs, **self.configs[0].all_kwargs()})
+
+    autotuner.Autotuner.run = run
