@@ -29,11 +29,11 @@ def _run_engine(
     args: EngineArgs, parts: EngineParts, window: Window, phase: Phase, batch: int, input_len: int
 ) -> None:
     """Requests that keep the engine busy until the window is over."""
-    attach(parts.model, window)
     steps = WARMUP + window.steps + 2
     vocabulary = parts.config.text.unpadded_vocab_size
     rounds, new = (1, steps + 1) if phase == "decode" else (steps, 1)
     with Engine(args, parts=parts) as engine:
+        attach(parts.model, window)  # only now: building an engine runs forwards of its own
         for round_ in range(rounds):
             prompts = [
                 [(7 * i + 13 * row + 31 * round_) % vocabulary for i in range(input_len)]
