@@ -1,0 +1,106 @@
+"""Where one way through gets faster than another: `python -m bench.moe.crossovers OUT.jsonl`.
+
+Times every way of `moe_aiter.tuning.PLAN` (unsorted; shared experts folded in; shared experts
+apart) and both ways of sorting over the number of tokens. The bounds go into moe_aiter/tuning.py by
+hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import torch
+
+from bench.moe.problems import EXPERTS, MODELS, ROUTINGS, SHARED, TOP_K, make_layer, make_weights
+from bench.moe.problems import routing as make_routing
+from bench.moe.timing import time_calls
+from bench.moe.tune import FAILURES, row
+from kernel_base.arch import arch_of_device
+from kernel_base.tuning import TuningRow
+from moe_aiter import experts
+from moe_aiter.register import sort_reference
+from moe_aiter.routing import sort_choices
+from moe_aiter.tokens import MAX_CHOICES
+
+TOKENS = (4, 8, 16, 20, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+EVERY, NEVER = 1 << 30, -1
+
+
+def plan(arch: str, by_token_choices: int, fold_rows: int) -> TuningRow:
+    bounds = {"BY_TOKEN_CHOICES": by_token_choices, "FOLD_ROWS": fold_rows, "FOLD_FROM": 0}
+    return TuningRow(
+        arch=arch, constexprs=bounds, options={}, evidence="guess", source="under test"
+    )
+
+
+def ways(model: str, weights: dict, tokens: int, arch: str) -> dict:
+    """Time of each way, by name; a way that fails has its message."""
+    layer = make_layer(model, tokens, weights, shared=SHARED)
+    plans = {"folded": plan(arch, 0, EVERY), "separate": plan(arch, 0, NEVER)}
+    if tokens * TOP_K <= MAX_CHOICES:
+        plans["by_token"] = plan(arch, MAX_CHOICES, NEVER)
+    found: dict = {}
+    for name, way in plans.items():
+
+        def run(index, way=way):
+            call = layer.calls[index % ROUTINGS]
+            return experts(call.x, call.ids, call.gamma, **call.weights, plan=way)
+
+        try:
+            found[f"{name}_us"] = time_calls(run, ROUTINGS, repeats=7)["p50_us"]
+        except FAILURES as problem:
+            found[f"{name}_message"] = repr(problem)[:200]
+    return found
+
+
+def sorts(tokens: int) -> dict:
+    """Time of each way of sorting, by "launches x chunk x warps"."""
+    arch = arch_of_device("cuda:0")
+    ids = [make_routing(tokens, seed, "cuda") for seed in range(ROUTINGS)]
+    want = sort_reference(ids[0], EXPERTS)
+    found: dict = {}
+    for launches, chunk, warps in (
+        (1, 256, 4), (1, 1024, 4), (1, 2048, 8), (1, 4096, 8), (2, 128, 4), (2, 256, 4),
+        (2, 256, 8), (2, 512, 4),
+    ):  # fmt: skip
+        config = row(arch.name, {"LAUNCHES": launches, "BLOCK_P": chunk}, warps, 1)
+
+        def run(index, config=config):
+            return sort_choices(
+                ids[index % ROUTINGS], num_experts=EXPERTS, block_m=64, arch=arch, row=config
+            )
+
+        name = f"{launches}x{chunk}x{warps}"
+        if not torch.equal(run(0).choice, want):
+            found[f"{name}_message"] = "wrong order"
+            continue
+        found[f"{name}_us"] = time_calls(run, ROUTINGS, repeats=7)["p50_us"]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    options = parser.parse_args()
+    arch = arch_of_device("cuda:0").name
+
+    def add(record: dict) -> None:
+        with open(options.out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        print(record, flush=True)
+
+    for tokens in options.tokens:
+        add({"table": "sort", "tokens": tokens, **sorts(tokens)})
+    for model in options.model:
+        weights = make_weights(model)
+        for tokens in options.tokens:
+            found = ways(model, weights, tokens, arch)
+            add({"table": "plan", "model": model, "tokens": tokens, **found})
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
