@@ -1,0 +1,61 @@
+"""On a GPU: the benchmark's correctness gate over sizes and edges, and the models' shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from bench.moe.gate import layer_passes, small_cases
+from bench.moe.problems import SHARED, make_layer, make_weights
+from moe_aiter import experts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+def ours(call):
+    return experts(
+        call.x, call.ids, call.gamma, **call.weights, out=torch.full_like(call.x, float("nan"))
+    )
+
+
+def test_small_cases():
+    failed = [
+        f"{name}: {error:.2g}, eager {eager:.2g}"
+        for name, passed, error, eager in small_cases()
+        if not passed
+    ]
+    assert not failed
+
+
+@pytest.fixture(scope="module")
+def weights():
+    yield make_weights("inkling-tp8")
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("shared", [0, SHARED], ids=["routed", "with shared"])
+@pytest.mark.parametrize("tokens", [1, 4, 16, 32, 128, 1024, 2048, 8192])
+def test_inkling_rank(weights, tokens, shared):
+    layer = make_layer("inkling-tp8", tokens, weights, shared)
+    passed, error, eager = layer_passes(ours, layer)
+    assert passed, f"error {error:.2g}, eager {eager:.2g}"
+    first = ours(layer.calls[0])
+    assert torch.equal(first, ours(layer.calls[0]))
+
+
+def test_capture(weights):
+    """Every way through can be captured, and a replay computes what an eager call does."""
+    for tokens in (1, 32, 1024, 8192):
+        call = make_layer("inkling-tp8", tokens, weights, SHARED).calls[0]
+        want = ours(call)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = ours(call)
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, want)
