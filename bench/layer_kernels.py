@@ -22,6 +22,7 @@ from bench.moe.timing import count_launches, time_calls
 from bench.rows import result_row
 from inkling_rocm.config import AttentionConfig
 from inkling_rocm.host import ConvStateView, KVCacheView, SingleRank
+from inkling_rocm.kernels import tuning
 from inkling_rocm.kernels.norm import embed, rms_norm
 from inkling_rocm.kernels.problems import EPS, Layout, Row, make_layout
 from inkling_rocm.kernels.prologue import attention_prologue
@@ -33,6 +34,7 @@ from inkling_rocm.ops.residual_conv_norm import residual_conv_norm as torch_resi
 from inkling_rocm.ops.rms_norm import rms_norm as torch_norm
 from inkling_rocm.verify.cases import judge
 from kernel_base.arch import arch_of_device
+from kernel_base.tuning import TuningTable
 
 TOKENS = (1, 8, 32, 128, 8192)
 HIDDEN, HEADS, HEAD_DIM, D_REL, TAPS, RING = 6144, 8, 128, 16, 4, 3
@@ -51,6 +53,7 @@ class Measured:
     tokens: int
     bytes_moved: int
     sets: int
+    config: dict
     call: Callable[[Callable, int], object]
     fused: Callable
     chain: Callable
@@ -86,6 +89,10 @@ def _history_bytes(layout: Layout, channels: int) -> int:
     return rows * channels * DTYPE.itemsize
 
 
+def _config(table: TuningTable, **facts: int | bool) -> dict:
+    return table.select(arch_of_device("cuda:0").name, **facts).launch_kwargs()
+
+
 def residual_case(tokens: int) -> Measured:
     layout = _layout(tokens)
     moved = 4 * tokens * HIDDEN * 2 + TAPS * HIDDEN * 4 + HIDDEN * 2
@@ -104,6 +111,7 @@ def residual_case(tokens: int) -> Measured:
     return Measured(
         op="residual_conv_norm", case=f"T={tokens} H={HIDDEN}", tokens=tokens, bytes_moved=moved,
         sets=sets, call=call, fused=residual_conv_norm, chain=torch_residual,
+        config=_config(tuning.RESIDUAL_CONV_NORM, hidden=HIDDEN, tokens=tokens),
     )  # fmt: skip
 
 
@@ -138,6 +146,9 @@ def prologue_case(tokens: int, kv_heads: int) -> Measured:
     return Measured(
         op="attention_prologue", case=f"T={tokens} {HEADS}/{kv_heads} heads", tokens=tokens,
         bytes_moved=moved, sets=sets, call=call, fused=attention_prologue, chain=torch_prologue,
+        config=_config(
+            tuning.ATTENTION_PROLOGUE, tokens=tokens, decode=layout.meta.q_uniform == 1
+        ),
     )  # fmt: skip
 
 
@@ -148,6 +159,7 @@ def norm_case(tokens: int) -> Measured:
     return Measured(
         op="rms_norm", case=f"T={tokens} H={HIDDEN}", tokens=tokens, bytes_moved=moved, sets=sets,
         call=lambda op, i: op(x[i], norm[i], EPS), fused=rms_norm, chain=torch_norm,
+        config=_config(tuning.RMS_NORM, hidden=HIDDEN),
     )  # fmt: skip
 
 
@@ -159,7 +171,7 @@ def embed_case(tokens: int) -> Measured:
     return Measured(
         op="embed", case=f"T={tokens} H={HIDDEN}", tokens=tokens, bytes_moved=moved, sets=sets,
         call=lambda op, i: op(ids[i], table, norm, eps=EPS, comm=SingleRank()),
-        fused=embed, chain=torch_embed,
+        fused=embed, chain=torch_embed, config=_config(tuning.EMBED, hidden=HIDDEN),
     )  # fmt: skip
 
 
@@ -206,6 +218,7 @@ def measure(out: str, tokens: tuple[int, ...] = TOKENS) -> None:
                 row = result_row(
                     case.op, case.case, device=name, arch=arch, gate=gate, evidence="measured",
                     variant=variant, launches=launches, bytes=case.bytes_moved,
+                    config=case.config if variant == "triton" else None,
                     floor_us=round(floor, 2), over_floor=round(times["p50_us"] / floor, 2), **times,
                 )  # fmt: skip
                 file.write(json.dumps(row) + "\n")

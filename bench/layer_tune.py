@@ -42,14 +42,15 @@ def candidates(arch: str) -> Iterator[tuple[Measured, dict]]:
     for tokens in (*DECODE, PREFILL):
         decode = tokens != PREFILL
         cases = [prologue_case(tokens, kv_heads) for kv_heads in (2, 1)]
-        shapes = product((1, 2, 4, 8), (1,)) if decode else product((4, 8, 16, 32), (1, 2, 4, 8))
+        shapes = product((1, 2, 4, 8), (1,)) if decode else product((8, 16, 32), (2, 4, 8))
         for rows, warps in shapes:
             for case in cases:
                 yield case, {"row": _row(arch, {"ROWS": rows}, warps)}
         case = residual_case(tokens)
-        shapes = product((1,), (4, 8, 16, 32)) if decode else product((1, 4, 8, 16, 32), (4, 8, 16))
-        for group, warps in shapes:
-            yield case, {"row": _row(arch, {"TOKENS": group}, warps)}
+        for group, warps, keep in product(
+            (1,) if decode else (1, 4, 16), (8, 16, 32), (True, False)
+        ):
+            yield case, {"row": _row(arch, {"TOKENS": group, "KEEP": keep}, warps)}
         if not decode:
             for block in (128, 256, 512, 1024):
                 yield case, {"tail_row": _row(arch, {"BLOCK_C": block}, 1)}

@@ -5,7 +5,8 @@
     normed   = rms_norm(residual)
 
 One program takes TOKENS consecutive rows, because the norm needs the row and the fp32 convolution
-weights (16 bytes a channel, more than a row's other data) are then read once for all of them.
+weights (16 bytes a channel, more than a row's other data) then serve all of them: from registers
+(KEEP), or from the L1 where that holds them and registers are better spent on more programs.
 Contract and reference: ops/residual_conv_norm.py.
 """
 
@@ -48,16 +49,17 @@ def _residual_conv_norm_kernel(
     snapshot_slot_ptr, snapshot_position_ptr, num_tokens, stride_x_t, stride_second_t,
     stride_residual_t, eps,
     H: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr, DECODE: tl.constexpr,
-    WRITE_RING: tl.constexpr, TOKENS: tl.constexpr, BLOCK_H: tl.constexpr,
+    WRITE_RING: tl.constexpr, TOKENS: tl.constexpr, KEEP: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     first_token = tl.program_id(0) * TOKENS
     offs = tl.arange(0, BLOCK_H)
     mask = offs < H
-    norm = tl.load(norm_ptr + offs, mask=mask, other=0.0)
     taps = ()
-    for j in tl.static_range(TAPS):
-        weight = tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0)
-        taps = taps + (weight,)  # type: ignore[assignment]  # noqa: RUF005
+    if KEEP:
+        norm = tl.load(norm_ptr + offs, mask=mask, other=0.0)
+        for j in tl.static_range(TAPS):
+            weight = tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0)
+            taps = taps + (weight,)  # type: ignore[assignment]  # noqa: RUF005
     for token32 in range(first_token, tl.minimum(first_token + TOKENS, num_tokens)):
         token = tl.cast(token32, tl.int64)
         position = tl.load(positions_ptr + token)
@@ -90,11 +92,20 @@ def _residual_conv_norm_kernel(
                     second_at - back * stride_second_t, offs, mask & in_x,
                 )  # fmt: skip
                 past = tl.where(in_x, ours, past)
-            acc += past.to(tl.float32) * taps[j]
+            if KEEP:
+                weight = taps[j]
+            else:
+                weight = tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0)
+            acc += past.to(tl.float32) * weight
             if WRITE_RING and snapshot_slot_ptr is not None:
                 keep = wanted & (in_chunk == 0) & in_snapshot(position - distance, boundary, TAPS)
                 tl.store(target_ptr + ring_row * H + offs, past, mask=mask & keep)
-        acc += x.to(tl.float32) * taps[TAPS - 1]
+        if KEEP:
+            weight = taps[TAPS - 1]
+        else:
+            weight = tl.load(conv_ptr + (TAPS - 1) * H + offs, mask=mask, other=0.0)
+            norm = tl.load(norm_ptr + offs, mask=mask, other=0.0)
+        acc += x.to(tl.float32) * weight
         acc += x.to(tl.float32)
         total = residual.to(tl.float32) + acc.to(x.dtype).to(tl.float32)
         total = total.to(residual.dtype)

@@ -45,13 +45,13 @@ RING_TAIL = TuningTable(
 
 def _residual():
     for arch in AMD:
-        yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1}, 1)
-        yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1}, 8)
-        yield _row(arch, {}, {"TOKENS": 8}, 8)
+        yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1, "KEEP": True}, 1)
+        yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1, "KEEP": True}, 8)
+        yield _row(arch, {}, {"TOKENS": 8, "KEEP": True}, 8)
     for arch in NVIDIA:
-        yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1}, 2)
-        yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1}, 16)
-        yield _row(arch, {}, {"TOKENS": 8}, 16)
+        yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1, "KEEP": True}, 2)
+        yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1, "KEEP": True}, 16)
+        yield _row(arch, {}, {"TOKENS": 8, "KEEP": False}, 16)
 
 
 RESIDUAL_CONV_NORM = TuningTable("inkling_rocm.residual_conv_norm", tuple(_residual()))
