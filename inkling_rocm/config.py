@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inkling_rocm.config_keys import AUDIO, MTP, TEXT, TOP, VISION, Section
+from inkling_rocm.config_override import override_config
 from inkling_rocm.config_types import (
     AttentionConfig,
     AudioConfig,
@@ -44,10 +45,10 @@ _MTP_KEYS_IN_TEXT = {
 }
 
 
-def load_config(path: str | Path) -> InklingConfig:
+def load_config(path: str | Path, override: Mapping[str, Any] | None = None) -> InklingConfig:
     """Read a checkpoint folder's config.json (and generation_config.json, if there).
 
-    Args:    path: the folder, or the config.json itself.
+    Args:    path: the folder, or the config.json itself. override: see override_config.
     Raises:  FileNotFoundError: no config.json. ValueError: a key or value that is not supported,
              or a quantised checkpoint.
     """
@@ -62,6 +63,8 @@ def load_config(path: str | Path) -> InklingConfig:
             f"fp32 weights load so far. Point to the unquantised checkpoint."
         )
     config_json = _read_json(file)
+    if override:
+        config_json = override_config(config_json, override)
     generation_file = folder / "generation_config.json"
     generation = _read_json(generation_file) if generation_file.is_file() else None
     try:

@@ -29,13 +29,14 @@ def fill_dummy(
     *,
     tp_rank: int = 0,
     tp_size: int = 1,
+    expert_parallel: bool = False,
 ) -> None:
     """Fill allocated parameters with random values that keep activations near unit size.
 
     Args:    weights: from `allocate` for the same rank.
     Raises:  ValueError: a parameter that the table does not have, or of another rank's shape.
     """
-    entries = {entry.name: entry for entry in weight_entries(config)}
+    entries = {entry.name: entry for entry in weight_entries(config, expert_parallel)}
     for name, parameter in weights.items():
         if name not in entries:
             raise ValueError(f"parameter {name} is not in the weight table of this config")

@@ -84,6 +84,7 @@ def load_weights(
     *,
     tp_rank: int = 0,
     tp_size: int = 1,
+    expert_parallel: bool = False,
     progress: bool = True,
 ) -> LoadReport:
     """Fill `weights` from the checkpoint in folder `path`.
@@ -96,7 +97,8 @@ def load_weights(
     """
     stored = scan_checkpoint(Path(path))
     _refuse_quantised(stored)
-    jobs = _plan(Path(path), config, weights, stored, tp_rank, tp_size)
+    entries = weight_entries(config, expert_parallel)
+    jobs = _plan(Path(path), entries, weights, stored, tp_rank, tp_size)
     unused = _explain_rest(config, weights, stored)
     total = sum(_job_bytes(job) for job in jobs)
     start = time.perf_counter()
@@ -118,14 +120,14 @@ def load_weights(
 
 def _plan(
     folder: Path,
-    config: InklingConfig,
+    table: Sequence[WeightEntry],
     weights: Mapping[str, Tensor],
     stored: Mapping[str, StoredTensor],
     tp_rank: int,
     tp_size: int,
 ) -> list[_Job]:
     """Match every parameter with its tensors and check each one before anything is read."""
-    entries = {entry.name: entry for entry in weight_entries(config)}
+    entries = {entry.name: entry for entry in table}
     jobs, missing = [], []
     for name, parameter in weights.items():
         if name not in entries:

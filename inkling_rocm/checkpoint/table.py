@@ -19,10 +19,13 @@ from inkling_rocm.config import AttentionConfig, InklingConfig, MoEConfig, TextC
 
 
 @lru_cache(maxsize=16)
-def weight_entries(config: InklingConfig) -> tuple[WeightEntry, ...]:
-    """Every parameter of the checkpoint: text, then MTP, audio and vision if configured."""
+def weight_entries(config: InklingConfig, expert_parallel: bool = False) -> tuple[WeightEntry, ...]:
+    """Every parameter of the checkpoint: text, then MTP, audio and vision if configured.
+
+    Args: expert_parallel: a rank holds whole routed experts instead of a slice of each one's width.
+    """
     return (
-        *_text_entries(config.text),
+        *_text_entries(config.text, expert_parallel),
         *_mtp_entries(config),
         *_audio_entries(config),
         *_vision_entries(config),
@@ -46,18 +49,19 @@ def allocate(
     device: torch.device | str,
     tp_rank: int = 0,
     tp_size: int = 1,
+    expert_parallel: bool = False,
     parts: Sequence[Part] = ("text",),
 ) -> dict[str, Tensor]:
     """Uninitialised parameters of one tensor-parallel rank.
 
     Args:    dtype: of the model; convolutions, gate bias and scales are fp32 whatever it is.
-             parts: which of "text", "mtp", "audio", "vision".
+             expert_parallel: see weight_entries. parts: which of "text", "mtp", "audio", "vision".
     Raises:  ValueError: a rank outside 0..tp_size-1, a shape that tp_size does not divide, a part
              that the config does not have.
     """
     if not 0 <= tp_rank < tp_size:
         raise ValueError(f"tp_rank is {tp_rank}, wanted 0..{tp_size - 1} for tp_size {tp_size}")
-    entries = [entry for entry in weight_entries(config) if entry.part in parts]
+    entries = [entry for entry in weight_entries(config, expert_parallel) if entry.part in parts]
     absent = [part for part in parts if all(entry.part != part for entry in entries)]
     if absent:
         raise ValueError(f"parts {absent} are not in this checkpoint's config.json")
@@ -69,11 +73,13 @@ def allocate(
     }
 
 
-def weight_bytes(config: InklingConfig, dtype: torch.dtype, tp_size: int = 1) -> int:
+def weight_bytes(
+    config: InklingConfig, dtype: torch.dtype, tp_size: int = 1, expert_parallel: bool = False
+) -> int:
     """Memory of the language model's parameters on one rank. Raises: ValueError: as `allocate`."""
     return sum(
         math.prod(entry.shape(0, tp_size)) * entry.kept_dtype(dtype).itemsize
-        for entry in weight_entries(config)
+        for entry in weight_entries(config, expert_parallel)
         if entry.part == "text"
     )
 
@@ -91,7 +97,7 @@ def _entry(
     return WeightEntry(name=name, part=part, kind=kind, pieces=(piece,))
 
 
-def _text_entries(text: TextConfig) -> Iterator[WeightEntry]:
+def _text_entries(text: TextConfig, expert_parallel: bool) -> Iterator[WeightEntry]:
     V, H = text.vocab_size, text.hidden_size
     rows = Split(dim=0, units=V, what="vocabulary rows")
     llm = "model.llm."
@@ -100,7 +106,13 @@ def _text_entries(text: TextConfig) -> Iterator[WeightEntry]:
     for i in range(text.num_layers):
         moe = text.moe if text.layer_is_moe[i] else None
         yield from _layer_entries(
-            "text", f"layers.{i}.", f"{llm}layers.{i}.", text, text.attention(i), moe
+            "text",
+            f"layers.{i}.",
+            f"{llm}layers.{i}.",
+            text,
+            text.attention(i),
+            moe,
+            expert_parallel,
         )
     yield _entry("text", "norm", "final_norm", llm + "norm.weight", (H,))
     yield _entry("text", "head", "lm_head", llm + "unembed.weight", (V, H), split=rows)
@@ -113,6 +125,7 @@ def _layer_entries(
     text: TextConfig,
     attention: AttentionConfig,
     moe: MoEConfig | None,
+    expert_parallel: bool = False,
 ) -> Iterator[WeightEntry]:
     """A layer of the stack, or the block of an MTP depth; moe=None means a dense MLP."""
     H, W = text.hidden_size, text.conv_taps
@@ -126,7 +139,7 @@ def _layer_entries(
     if moe is None:
         yield from _dense_entries(part, name + "mlp.", released + "mlp.", text)
     else:
-        yield from _moe_entries(part, name + "moe.", released + "mlp.", H, moe)
+        yield from _moe_entries(part, name + "moe.", released + "mlp.", H, moe, expert_parallel)
 
 
 def _attention_entries(
@@ -187,7 +200,7 @@ def _dense_entries(part: Part, name: str, released: str, text: TextConfig) -> It
 
 
 def _moe_entries(
-    part: Part, name: str, released: str, H: int, moe: MoEConfig
+    part: Part, name: str, released: str, H: int, moe: MoEConfig, expert_parallel: bool
 ) -> Iterator[WeightEntry]:
     X, S, I = moe.num_experts, moe.num_shared_experts, moe.intermediate_size
     yield _entry(part, "matrix", name + "gate_weight", released + "gate.weight", (X + S, H))
@@ -195,7 +208,9 @@ def _moe_entries(
     yield _entry(part, "gate_scale", name + "global_scale", released + "gate.global_scale", (1,))
     pairs = Split(dim=1, units=I, what="expert columns")
     columns = Split(dim=2, units=I, what="expert columns")
+    whole = Split(dim=0, units=X, what="routed experts")
     for prefix, folder, count in (("", "experts.", X), ("shared_", "shared_experts.shared_", S)):
+        by_expert = expert_parallel and not prefix
         w13, w2 = f"{folder}w13_weight", f"{folder}w2_weight"
         yield _entry(
             part,
@@ -204,10 +219,15 @@ def _moe_entries(
             released + w13,
             (count, 2 * I, H),
             "interleaved",
-            pairs,
+            whole if by_expert else pairs,
         )
         yield _entry(
-            part, "matrix", f"{name}{prefix}w2", released + w2, (count, H, I), split=columns
+            part,
+            "matrix",
+            f"{name}{prefix}w2",
+            released + w2,
+            (count, H, I),
+            split=whole if by_expert else columns,
         )
 
 

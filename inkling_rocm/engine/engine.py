@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import random
 import threading
 import uuid
@@ -16,21 +17,26 @@ from torch import Tensor
 
 from inkling_rocm.config import InklingConfig
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.build import build_executor
 from inkling_rocm.engine.constraint import ConstraintCompiler
 from inkling_rocm.engine.core import EngineCore
+from inkling_rocm.engine.executor import Executor
 from inkling_rocm.engine.handle import RequestHandle
-from inkling_rocm.engine.host import EmbeddedHost
-from inkling_rocm.engine.load import EngineParts, load_parts
-from inkling_rocm.engine.local_executor import LocalExecutor
-from inkling_rocm.engine.memory import build_pools, plan_memory
+from inkling_rocm.engine.load import EngineParts, check_ranks, load_parts
+from inkling_rocm.engine.memory import plan_memory
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats, NoMetrics
 from inkling_rocm.engine.request import RequestError, SamplingParams
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request
 from inkling_rocm.engine.sequence import Sequence as Continuation
 from inkling_rocm.engine.sglang_form import Generation
-from inkling_rocm.engine.token_sampler import TorchSampler
+from inkling_rocm.engine.tensor_parallel import RankLost, Ranks, TensorParallelExecutor
 from inkling_rocm.engine.validate import check_request
+from inkling_rocm.host import SingleRank
+from inkling_rocm.host.comm import RankSlice
+from inkling_rocm.model.layer import rank_text
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -68,6 +74,7 @@ class Engine:
         self._changed = threading.Condition()
         self._closing = self._draining = False
         self._failure: str | None = None
+        self._ranks: Ranks | None = None
         built: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(parts, built), name="inkling-engine", daemon=True
@@ -81,35 +88,59 @@ class Engine:
         thread that ran a parallel region, and a second team makes each region of a small model
         several times slower (the teams outnumber the cores, so they sleep instead of spin)."""
         try:
+            if self.args.tp_size > 1:
+                check_ranks(self.args)
+                self._ranks = Ranks(self.args, self._rank_lost)
             self._build(parts or load_parts(self.args))
         except BaseException as error:
+            self._end_ranks()
             built.set_exception(error)
             return
         built.set_result(None)
-        self._loop()
+        try:
+            self._loop()
+        finally:
+            self._end_ranks()
+
+    def _rank_lost(self, reason: str) -> None:
+        """From the thread that watches the other ranks' processes."""
+
+        def fail() -> None:
+            if self._failure is None:  # else a step has found it first
+                raise RankLost(reason)
+
+        self._command(fail)
+
+    def _end_ranks(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _build(self, parts: EngineParts) -> None:
         args, text = self.args, parts.config.text
         self.config: InklingConfig = parts.config
         self.tokenizer = parts.tokenizer
         self.model_name = args.served_model_name or args.model_path
-        plan = plan_memory(text, args, dtype=parts.dtype, device=parts.device)
-        self.context_length = plan.context_length
-        pools, rings = build_pools(text, plan, dtype=parts.dtype, device=parts.device)
-        host = EmbeddedHost(
-            text,
-            pools,
-            rings,
-            max_tokens=plan.chunk_tokens + plan.max_running,
-            max_rows=plan.max_running,
-            device=parts.device,
-            check=args.check_invariants,
-        )
-        scheduler = Scheduler(
-            pools, rings, chunk_tokens=plan.chunk_tokens, max_running=plan.max_running
-        )
+        if args.rank_slice is not None:
+            self.model_name += f" (one rank of {args.rank_slice}: outputs are meaningless)"
+            logger.warning("%s; use it for measuring only", self.model_name)
         self._vocabulary = text.unpadded_vocab_size
-        executor = LocalExecutor(parts.model, host, TorchSampler(), vocabulary=self._vocabulary)
+        if self._ranks is None:
+            plan = plan_memory(
+                rank_text(text, args.ranks), args, dtype=parts.dtype, device=parts.device
+            )
+            comm = SingleRank() if args.rank_slice is None else RankSlice(args.rank_slice)
+            local = build_executor(parts, args, plan, comm)
+            executor: Executor = local
+        else:
+            plan, local = self._ranks.join(parts)
+            executor = TensorParallelExecutor(local, self._ranks)
+        self.context_length = plan.context_length
+        scheduler = Scheduler(
+            local.host.pools,
+            local.host.rings,
+            chunk_tokens=plan.chunk_tokens,
+            max_running=plan.max_running,
+        )
         self._core = EngineCore(executor, scheduler, self._metrics)
         known = (*parts.config.eos_token_ids, *(self.tokenizer.eos_ids if self.tokenizer else ()))
         self.stop_ids = tuple(i for i in dict.fromkeys(known) if i < self._vocabulary)

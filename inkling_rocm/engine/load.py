@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,10 +13,12 @@ from inkling_rocm.checkpoint.dummy import fill_dummy
 from inkling_rocm.checkpoint.loader import load_weights
 from inkling_rocm.checkpoint.table import allocate, weight_bytes
 from inkling_rocm.config import InklingConfig, load_config
+from inkling_rocm.config_override import parse_override
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.memory import GIB, free_bytes
 from inkling_rocm.engine.tokenizer import InklingTokenizer, Tokenizer
 from inkling_rocm.model import InklingModel
+from inkling_rocm.model.layer import rank_text
 from inkling_rocm.ops import resolve_ops
 from kernel_base.arch import arch_of_device
 
@@ -26,7 +29,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of."""
+    """What an engine is made of. `model` holds one rank's shard of args.ranks."""
 
     config: InklingConfig
     model: InklingModel
@@ -63,15 +66,55 @@ def choose_dtype(name: str, config: InklingConfig, device: torch.device) -> torc
     return DTYPES[name]
 
 
-def load_parts(args: EngineArgs) -> EngineParts:
+def rank_device(args: EngineArgs, rank: int) -> torch.device:
+    """The device of one tensor-parallel rank: the chosen one, and on GPUs a GPU each.
+
+    Raises: ValueError: fewer GPUs than ranks, or one GPU was named for several ranks.
+    """
+    device = choose_device(args.device)
+    if device.type != "cuda" or args.tp_size == 1:
+        return device
+    if device.index is not None:
+        raise ValueError(
+            f"device {args.device!r} is one GPU, tensor parallel size {args.tp_size} needs as many;"
+            " name the kind only, and choose GPUs with CUDA_VISIBLE_DEVICES / HIP_VISIBLE_DEVICES"
+        )
+    if torch.cuda.device_count() < args.tp_size:
+        raise ValueError(
+            f"tensor parallel size {args.tp_size} needs {args.tp_size} GPUs, this process sees "
+            f"{torch.cuda.device_count()}"
+        )
+    return torch.device("cuda", rank)
+
+
+def check_ranks(args: EngineArgs) -> InklingConfig:
+    """The checkpoint's config, after making sure that its weights can be shared out as asked.
+
+    Raises: ValueError: they cannot, or there are too few devices.
+    """
+    override = parse_override(args.json_model_override_args)
+    config = load_config(resolve_model_path(args.model_path), override)
+    rank_device(args, 0)
+    rank_text(config.text, args.ranks)
+    if args.ep_size > 1 and config.text.moe is None:
+        raise ValueError(f"ep_size {args.ep_size}: every layer of this model is dense")
+    weight_bytes(config, torch.bfloat16, args.ranks, args.ep_size > 1)
+    return config
+
+
+def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
     """Read config, weights and tokenizer, choose the ops.
 
+    Args:   rank: the tensor-parallel rank whose shard to load.
     Raises: ValueError: the checkpoint or an argument is wrong (CheckpointError is one), or the
             weights do not fit.
     """
     path = resolve_model_path(args.model_path)
-    config = load_config(path)
-    device = choose_device(args.device)
+    config = check_ranks(args)
+    device = rank_device(args, rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    expert_parallel = args.ep_size > 1
     dtype = choose_dtype(args.dtype, config, device)
     ops = resolve_ops(
         config,
@@ -79,27 +122,43 @@ def load_parts(args: EngineArgs) -> EngineParts:
         dtype=str(dtype).removeprefix("torch."),
         attention_backend=args.attention_backend,
         moe_runner_backend=args.moe_runner_backend,
+        tp_size=args.ranks,
+        ep_size=args.ep_size,
     )
-    _check_memory(config, dtype, device)
-    weights = allocate(config, dtype=dtype, device=device)
+    _check_memory(config, args, dtype, device)
+    shard: dict[str, Any] = {
+        "tp_rank": rank,
+        "tp_size": args.ranks,
+        "expert_parallel": expert_parallel,
+    }
+    weights = allocate(config, dtype=dtype, device=device, **shard)
     if args.load_format == "dummy":
-        fill_dummy(config, weights, seed=args.random_seed)
+        fill_dummy(config, weights, seed=args.random_seed, **shard)
     else:
-        load_weights(path, config, weights)
-    tokenizer = None if args.skip_tokenizer_init else InklingTokenizer()
-    logger.info("%s: %s on %s", args.model_path, dtype, device)
+        load_weights(path, config, weights, progress=rank == 0, **shard)
+    tokenizer = None if args.skip_tokenizer_init or rank else InklingTokenizer()
+    logger.info("%s: %s on %s, rank %d of %d", args.model_path, dtype, device, rank, args.ranks)
+    first_expert = None
+    if expert_parallel:
+        assert config.text.moe is not None
+        first_expert = rank * (config.text.moe.num_experts // args.ranks)
     return EngineParts(
         config=config,
-        model=InklingModel(config, weights, ops),
+        model=InklingModel(config, weights, ops, args.ranks, first_expert),
         tokenizer=tokenizer,
         dtype=dtype,
         device=device,
     )
 
 
-def _check_memory(config: InklingConfig, dtype: torch.dtype, device: torch.device) -> None:
+def _check_memory(
+    config: InklingConfig, args: EngineArgs, dtype: torch.dtype, device: torch.device
+) -> None:
     """Weights beyond a machine's memory would end in the kernel killing the process."""
-    needed, free = weight_bytes(config, dtype), free_bytes(device)
+    needed = weight_bytes(config, dtype, args.ranks, args.ep_size > 1)
+    if device.type == "cpu":
+        needed *= args.tp_size  # all ranks are on this machine
+    free = free_bytes(device)
     if needed > free:
         raise ValueError(
             f"the weights need {needed / GIB:.1f} GiB in {str(dtype).removeprefix('torch.')}, but "

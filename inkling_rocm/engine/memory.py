@@ -78,9 +78,16 @@ def _group_free(folder: Path) -> int | None:
 
 
 def plan_memory(
-    text: TextConfig, args: EngineArgs, *, dtype: torch.dtype, device: torch.device
+    text: TextConfig,
+    args: EngineArgs,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    free: int | None = None,
 ) -> MemoryPlan:
     """Divide the memory between rings, window pages and global pages.
+
+    Args:   text: as one rank sees it. free: bytes; None = what the device has.
 
     Raises: ValueError: nothing useful fits, or context_length cannot be had.
     """
@@ -94,7 +101,7 @@ def plan_memory(
     chunk = args.chunked_prefill_size or (512 if cpu else 8192)
     chunk = context if chunk == -1 else min(chunk, context)
     share = args.mem_fraction_static or (0.2 if cpu else 0.85)
-    free = free_bytes(device)
+    free = free_bytes(device) if free is None else free
     budget = int(free * share)
     if cpu and args.mem_fraction_static is None:
         budget = min(budget, CPU_LIMIT_BYTES)

@@ -26,6 +26,27 @@ def rank_attention(attention: AttentionConfig, tp_size: int) -> AttentionConfig:
     )
 
 
+def rank_text(text: TextConfig, tp_size: int) -> TextConfig:
+    """The language model as one rank's pools and rings see it: with the rank's head counts.
+
+    Raises: ValueError: heads that the ranks cannot share.
+    """
+    for name in ("local_attention", "global_attention"):
+        attention = getattr(text, name)
+        heads, kv_heads = attention.num_heads, attention.num_kv_heads
+        if heads % tp_size or (kv_heads % tp_size and tp_size % kv_heads):
+            raise ValueError(
+                f"tensor parallel size {tp_size} does not fit the {name}'s {heads} query heads and "
+                f"{kv_heads} kv heads: it must divide the former, and divide or be a multiple of "
+                f"the latter"
+            )
+    return replace(
+        text,
+        local_attention=rank_attention(text.local_attention, tp_size),
+        global_attention=rank_attention(text.global_attention, tp_size),
+    )
+
+
 class Layer:
     """Weights and constants of one layer of the stack.
 
@@ -33,6 +54,7 @@ class Layer:
         index: the layer's number, as the host counts it.
         attention: of this layer, for the whole model. is_moe: experts instead of a dense MLP.
         weights: this layer's parameters by their names below "layers.{i}.".
+        first_expert: id of this rank's first routed expert under expert parallelism, else None.
     """
 
     def __init__(
@@ -44,6 +66,7 @@ class Layer:
         weights: MutableMapping[str, Tensor],
         ops: OpSet,
         tp_size: int,
+        first_expert: int | None = None,
     ):
         self.index = index
         self.text = text
@@ -51,6 +74,8 @@ class Layer:
         self.is_moe = is_moe
         self.weights = weights
         self.ops = ops
+        # Not passed to variants that refuse expert parallelism.
+        self.expert_range = {} if first_expert is None else {"first_expert": first_expert}
         self.rel_attention, self.gate, self.experts = ops.rel_attention, ops.gate, ops.experts
 
     def prepare(self) -> None:
@@ -100,6 +125,7 @@ class Layer:
             topk_ids,
             topk_weights,
             **{name: w.get(f"moe.{name}") for name in EXPERT_WEIGHTS},
+            **self.expert_range,
         )
 
     def forward(

@@ -19,6 +19,7 @@ class InklingModel:
         weights: parameters by the names of the weight table (checkpoint/table.py), this rank's
             shards. Entries that a variant's preparation takes over are deleted.
         ops: the chosen op implementations.
+        first_expert: see Layer.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class InklingModel:
         weights: MutableMapping[str, Tensor],
         ops: OpSet,
         tp_size: int = 1,
+        first_expert: int | None = None,
     ):
         text = config.text
         self.config = config
@@ -41,6 +43,7 @@ class InklingModel:
                 _below(weights, f"layers.{index}."),
                 ops,
                 tp_size,
+                first_expert,
             )
             for index in range(text.num_layers)
         ]

@@ -26,6 +26,7 @@ def experts(
     w2: Tensor,
     shared_w13: Tensor,
     shared_w2: Tensor,
+    first_expert: int = 0,
 ) -> Tensor:
     """Run the experts of one rank.
 
@@ -33,6 +34,8 @@ def experts(
         x_TH: [T, H]. topk_ids: int32 [T, K]. topk_weights: fp32 [T, K + S].
         w13: [X, 2I, H], gate rows then up rows. w2: [X, H, I]. shared_w13: [S, 2I, H]. shared_w2:
             [S, H, I].
+        first_expert: id of w13[0]. Choices outside first_expert .. first_expert + X - 1 are other
+            ranks' (expert parallelism) and add nothing here.
     Returns: [T, H] in x's dtype, this rank's partial sum.
     """
     wide = torch.promote_types(x_TH.dtype, torch.float32)
@@ -41,7 +44,8 @@ def experts(
     # loop over the hit ones: the weights are what is read, and they are read once either way.
     all_at_once = T <= MAX_TOKENS_ALL_AT_ONCE and T * K >= X
     routed = _all_experts if all_at_once else _hit_experts
-    out_TH = routed(x_TH, topk_ids.long(), topk_weights[:, :K].to(wide), w13, w2)
+    ids_TK = topk_ids.long() - first_expert
+    out_TH = routed(x_TH, ids_TK, topk_weights[:, :K].to(wide), w13, w2)
     gamma_TS1 = topk_weights[:, K:, None].to(x_TH.dtype)
     inner_TSI = _swiglu(_every_expert(x_TH, shared_w13)) * gamma_TS1
     out_TH += torch.bmm(inner_TSI.transpose(0, 1), shared_w2.transpose(1, 2)).to(wide).sum(0)
@@ -72,9 +76,11 @@ def _hit_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
     begin = 0
     for expert, count in zip(hit.tolist(), counts.tolist(), strict=True):
         part = slice(begin, begin + count)
+        begin += count
+        if not 0 <= expert < w13.shape[0]:
+            continue
         down = F.linear(_swiglu(F.linear(x_sorted[part], w13[expert])), w2[expert])
         out_TH.index_add_(0, token[part], down.to(weight.dtype) * weight[part, None])
-        begin += count
     return out_TH
 
 
@@ -83,8 +89,10 @@ def _all_experts(x_TH, ids_TK, weights_TK, w13, w2) -> Tensor:
     inner_TXI = _swiglu(_every_expert(x_TH, w13))
     down_XTH = torch.bmm(inner_TXI.transpose(0, 1), w2.transpose(1, 2))
     (T, K), H = ids_TK.shape, x_TH.shape[1]
-    rows = ids_TK * T + torch.arange(T, device=ids_TK.device)[:, None]
+    is_local_TK = (ids_TK >= 0) & (ids_TK < w13.shape[0])
+    rows = ids_TK.clamp(0, w13.shape[0] - 1) * T + torch.arange(T, device=ids_TK.device)[:, None]
     down_TKH = down_XTH.view(-1, H).index_select(0, rows.flatten()).view(T, K, H)
+    weights_TK = torch.where(is_local_TK, weights_TK, 0)
     return (down_TKH.to(weights_TK.dtype) * weights_TK[:, :, None]).sum(1)
 
 

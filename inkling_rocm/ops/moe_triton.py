@@ -71,6 +71,7 @@ def experts(
     w2: Tensor,
     shared_w13: Tensor,
     shared_w2: Tensor,
+    first_expert: int = 0,
     arch: Arch | None = None,
 ) -> Tensor:
     """The contract of `inkling_rocm.ops.experts`."""
@@ -82,6 +83,7 @@ def experts(
         w2=w2,
         shared_w13=shared_w13,
         shared_w2=shared_w2,
+        first_expert=first_expert,
         arch=arch,
     )
 

@@ -40,12 +40,17 @@ BACKEND_FLAG = {
 
 @dataclass(frozen=True, kw_only=True)
 class OpContext:
-    """What a variant may look at when it says whether it can run."""
+    """What a variant may look at when it says whether it can run.
+
+    Attributes:
+        ep_size: ranks over which the routed experts are spread whole: 1, or tp_size.
+    """
 
     config: InklingConfig
     arch: Arch
     dtype: str
     tp_size: int
+    ep_size: int = 1
 
 
 # A layer's weights by name -> what the variant wants of them.
@@ -169,6 +174,7 @@ def resolve_ops(
     attention_backend: str = "auto",
     moe_runner_backend: str = "auto",
     tp_size: int = 1,
+    ep_size: int = 1,
 ) -> OpSet:
     """Choose a variant for every op.
 
@@ -176,7 +182,7 @@ def resolve_ops(
         or a variant's name.
     Raises: ValueError: see `choose`.
     """
-    context = OpContext(config=config, arch=arch, dtype=dtype, tp_size=tp_size)
+    context = OpContext(config=config, arch=arch, dtype=dtype, tp_size=tp_size, ep_size=ep_size)
     backends = {"attention_backend": attention_backend, "moe_runner_backend": moe_runner_backend}
     functions, choices, prepares = {}, [], {}
     for op in OP_NAMES:

@@ -1,0 +1,48 @@
+"""From a model and a memory plan to what runs its steps: the same for every rank."""
+
+from __future__ import annotations
+
+from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.gpu import make_decode_runner, make_sampler
+from inkling_rocm.engine.host import EmbeddedHost
+from inkling_rocm.engine.load import EngineParts
+from inkling_rocm.engine.local_executor import LocalExecutor
+from inkling_rocm.engine.memory import MemoryPlan, build_pools
+from inkling_rocm.engine.token_sampler import TokenSampler
+from inkling_rocm.host import Comm
+from inkling_rocm.model.layer import rank_text
+
+
+def build_executor(
+    parts: EngineParts,
+    args: EngineArgs,
+    plan: MemoryPlan,
+    comm: Comm,
+    sampler: TokenSampler | None = None,
+) -> LocalExecutor:
+    """Pools, rings, host and executor of one rank.
+
+    Args:   plan: the same on every rank. sampler: None = this rank draws for itself.
+    """
+    text = parts.config.text
+    of_rank = rank_text(text, comm.tp_size)
+    pools, rings = build_pools(of_rank, plan, dtype=parts.dtype, device=parts.device)
+    host = EmbeddedHost(
+        of_rank,
+        pools,
+        rings,
+        max_tokens=plan.chunk_tokens + plan.max_running,
+        max_rows=plan.max_running,
+        device=parts.device,
+        comm=comm,
+        check=args.check_invariants,
+    )
+    on_gpu = parts.device.type != "cpu"
+    return LocalExecutor(
+        parts.model,
+        host,
+        sampler or make_sampler(parts, plan),
+        vocabulary=text.unpadded_vocab_size,
+        runs_ahead=on_gpu and not args.disable_overlap_schedule,
+        decode=make_decode_runner(parts, args, plan, host),
+    )

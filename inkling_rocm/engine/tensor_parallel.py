@@ -1,0 +1,298 @@
+"""Tensor parallelism of the engine: this process is rank 0, every other rank a process it starts.
+
+Rank 0 schedules and samples. Each step goes to the followers (follower.py) through a pipe as the
+StepInput it is; they run the same forward, meet rank 0 in the model's collectives and receive the
+sampled tokens by broadcast. A follower ends when its pipe closes, so none outlives rank 0.
+
+A step that fails on one rank leaves the others inside a collective; nothing can be computed after
+that, so it ends the engine (RankLost), unlike a failed step of one rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.build import build_executor
+from inkling_rocm.engine.executor import StepInput, StepOutput, StepResult
+from inkling_rocm.engine.gpu import make_sampler
+from inkling_rocm.engine.load import EngineParts
+from inkling_rocm.engine.local_executor import LocalExecutor
+from inkling_rocm.engine.memory import MemoryPlan, free_bytes, plan_memory
+from inkling_rocm.engine.token_sampler import TokenSampler
+from inkling_rocm.host.comm import TorchComm
+from inkling_rocm.model.layer import rank_text
+
+logger = logging.getLogger(__name__)
+
+# Between a collective's failure and the news of the process that caused it.
+REASON_SECONDS = 10.0
+CLOSE_SECONDS = 10.0
+
+
+class RankLost(Exception):
+    """A rank is gone or out of step: the engine cannot go on. Not a RuntimeError on purpose: those
+    end one step's requests, this ends all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """First message to a follower."""
+
+    args: EngineArgs
+    rank: int
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A follower has loaded its shard; bytes still free on its device."""
+
+    free: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """Why a follower ends; `mistake`: the user's (a wrong argument or checkpoint)."""
+
+    reason: str
+    mistake: bool
+
+
+def connect(rank: int, size: int, port: int, device: torch.device, seconds: int) -> TorchComm:
+    """Join the group of all ranks on this machine."""
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+        device_id=device if on_gpu else None,
+    )
+    return TorchComm()
+
+
+class SharedSampler:
+    """Rank 0's sampler: draws, and tells the other ranks."""
+
+    def __init__(self, sampler: TokenSampler, comm: TorchComm):
+        self.counts_tokens = sampler.counts_tokens
+        self._sampler = sampler
+        self._comm = comm
+
+    def sample(self, logits_nV: Tensor, step: StepInput) -> Tensor:
+        return self._comm.broadcast(self._sampler.sample(logits_nV, step))
+
+
+class ToldSampler:
+    """A follower's: is told the tokens."""
+
+    counts_tokens = True
+
+    def __init__(self, comm: TorchComm):
+        self._comm = comm
+
+    def sample(self, logits_nV: Tensor, step: StepInput) -> Tensor:
+        tokens = torch.empty(len(step.logit_rows), dtype=torch.int64, device=logits_nV.device)
+        return self._comm.broadcast(tokens)
+
+
+class Ranks:
+    """The followers of one engine.
+
+    Args:   on_loss: called once, from another thread, with the reason when a follower ends early.
+    Raises: RankLost: torch.distributed is already in use in this process.
+
+    Attributes:
+        lost: why a follower ended; None while all run.
+    """
+
+    def __init__(self, args: EngineArgs, on_loss: Callable[[str], None]):
+        if dist.is_initialized():
+            raise RankLost(
+                "torch.distributed is already initialised in this process; a tensor-parallel "
+                "engine needs it for itself"
+            )
+        self.lost: str | None = None
+        self._args = args
+        self._on_loss = on_loss
+        self._news = threading.Event()
+        self._closing = False
+        self._port = _free_port()
+        self._processes: list[subprocess.Popen] = []
+        for rank in range(1, args.tp_size):
+            command = [sys.executable, "-m", "inkling_rocm.engine.follower"]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._processes.append(process)
+            _send(process, Start(args=args, rank=rank, port=self._port))
+
+    def join(self, parts: EngineParts) -> tuple[MemoryPlan, LocalExecutor]:
+        """Wait for the followers' shards, agree on the memory, connect.
+
+        Raises: ValueError: a follower was given something wrong. RankLost: one has ended.
+        """
+        args, device = self._args, parts.device
+        free = [free_bytes(device)]
+        for rank, process in enumerate(self._processes, 1):
+            report = _receive(process)
+            if not isinstance(report, Ready):
+                reason = self._reason(rank, process, report)
+                if isinstance(report, Failed) and report.mistake:
+                    raise ValueError(reason)
+                raise RankLost(reason)
+            free.append(report.free)
+        # Ranks on CPUs share one machine's memory.
+        share = min(free) // (args.tp_size if device.type == "cpu" else 1)
+        text = rank_text(parts.config.text, args.tp_size)
+        plan = plan_memory(text, args, dtype=parts.dtype, device=device, free=share)
+        self.send(plan)
+        for rank, process in enumerate(self._processes, 1):
+            watch = threading.Thread(
+                target=self._watch, args=(rank, process), name=f"inkling-rank-{rank}", daemon=True
+            )
+            watch.start()
+        try:
+            comm = connect(0, args.tp_size, self._port, device, args.dist_timeout)
+            sampler = SharedSampler(make_sampler(parts, plan), comm)
+            return plan, build_executor(parts, args, plan, comm, sampler)
+        except Exception as error:
+            raise self.failure(error) from error
+
+    def send(self, message: Any) -> None:
+        """To every follower. Raises: RankLost: one has ended."""
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        for process in self._processes:
+            try:
+                _write(process, data)
+            except OSError as error:
+                raise self.failure(error) from error
+
+    def failure(self, error: BaseException) -> RankLost:
+        """The exception that says why a step cannot be finished: a lost follower, else `error`."""
+        if isinstance(error, RankLost):
+            return error
+        connection = isinstance(error, (OSError, dist.DistError)) or "gloo" in str(error)
+        if connection:
+            self._news.wait(REASON_SECONDS)
+        if self.lost is not None:
+            return RankLost(self.lost)
+        return RankLost(f"a step failed on rank 0, {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """End the followers and the group."""
+        self._closing = True
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+            except OSError:  # what was still buffered for a process that has ended
+                logger.debug("rank process %d had ended", process.pid)
+        for process in self._processes:
+            try:
+                process.wait(CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _watch(self, rank: int, process: subprocess.Popen) -> None:
+        """Wait for a follower's last words or its end."""
+        report = _receive(process)
+        if self._closing:
+            return
+        reason = self._reason(rank, process, report)
+        if self.lost is None:
+            self.lost = reason
+            logger.error("%s", reason)
+        self._news.set()
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            # A kernel that waits for the lost rank never ends by itself.
+            dist.distributed_c10d._abort_process_group()
+        self._on_loss(reason)
+
+    def _reason(self, rank: int, process: subprocess.Popen, report: Any) -> str:
+        if isinstance(report, Failed):
+            return f"tensor-parallel rank {rank}: {report.reason}"
+        try:
+            code: int | str = process.wait(REASON_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = "unknown"
+        return f"tensor-parallel rank {rank} (process {process.pid}) ended with exit code {code}"
+
+
+class TensorParallelExecutor:
+    """An Executor over all ranks; `local` is rank 0's."""
+
+    def __init__(self, local: LocalExecutor, ranks: Ranks):
+        self.runs_ahead = local.runs_ahead
+        self.counts_tokens = local.counts_tokens
+        self._local = local
+        self._ranks = ranks
+
+    def run(self, step: StepInput) -> StepOutput:
+        """See Executor. Raises: RankLost."""
+        if self._ranks.lost is not None:
+            raise RankLost(self._ranks.lost)
+        self._ranks.send(replace(step, samples=()))
+        try:
+            return _Output(self._local.run(step), self._ranks)
+        except Exception as error:
+            raise self._ranks.failure(error) from error
+
+
+class _Output:
+    """A started step of all ranks."""
+
+    def __init__(self, local: StepOutput, ranks: Ranks):
+        self._local = local
+        self._ranks = ranks
+
+    def wait(self) -> StepResult:
+        """See StepOutput. Raises: RankLost."""
+        try:
+            result = self._local.wait()
+        except Exception as error:
+            raise self._ranks.failure(error) from error
+        if self._ranks.lost is not None:  # an aborted collective leaves anything behind
+            raise RankLost(self._ranks.lost)
+        return result
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _send(process: subprocess.Popen, message: Any) -> None:
+    _write(process, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _write(process: subprocess.Popen, data: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(data)
+    process.stdin.flush()
+
+
+def _receive(process: subprocess.Popen) -> Any:
+    """The next message; None when the process has closed its end."""
+    assert process.stdout is not None
+    try:
+        return pickle.load(process.stdout)
+    except (EOFError, pickle.UnpicklingError):
+        return None

@@ -1,0 +1,50 @@
+"""The tensor-parallel groups: ranks that really talk, and one rank measured alone."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class RankSlice:
+    """One rank of a group whose other ranks do not exist: for measuring its work alone.
+
+    Sums are its own part and gathered tensors its own values in everyone's place, so shapes are
+    those of the whole group while RESULTS ARE MEANINGLESS.
+    """
+
+    tp_rank = 0
+
+    def __init__(self, tp_size: int):
+        self.tp_size = tp_size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return torch.cat([x] * self.tp_size, dim)
+
+
+class TorchComm:
+    """The ranks of torch.distributed's default group, which must be initialised: NCCL (RCCL) on
+    GPUs, gloo on CPUs. Both leave the same bits on every rank."""
+
+    def __init__(self):
+        self.tp_rank = dist.get_rank()
+        self.tp_size = dist.get_world_size()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        parts = torch.empty((self.tp_size, *x.shape), dtype=x.dtype, device=x.device)
+        dist.all_gather(list(parts.unbind(0)), x.contiguous())
+        return torch.cat(parts.unbind(0), dim)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's values for everyone, in place."""
+        dist.broadcast(x, 0)
+        return x
