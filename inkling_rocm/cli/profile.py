@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,7 +53,12 @@ def profile(
     )
     if phase not in ("decode", "prefill"):
         raise typer.BadParameter(f"phase {phase!r}: choose from decode, prefill")
-    window = {"phase": phase, "batch": batch, "input_len": input_len, "steps": steps}
+    window: dict[str, Any] = {
+        "phase": phase,
+        "batch": batch,
+        "input_len": input_len,
+        "steps": steps,
+    }
     try:
         if inside_rocprof is not None:
             run.run_inside_rocprof(args, inside_rocprof, **window)

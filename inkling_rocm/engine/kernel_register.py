@@ -70,8 +70,9 @@ def _head(arch: str, row: TuningRow, device: torch.device) -> list[Outcome]:
     dtype = torch.float32 if row.when["bits"] == 32 else torch.bfloat16
     bound = row.when["tokens"]
     assert isinstance(bound, tuple)
-    tokens = min(bound[1] or 1, row.constexprs["BLOCK_M"]) - 3
-    vocabulary, hidden = row.constexprs["BLOCK_N"] + 5, 2 * row.constexprs["BLOCK_K"] + 16
+    block_m, block_n, block_k = (int(row.constexprs[f"BLOCK_{x}"]) for x in "MNK")
+    tokens = min(bound[1] or 1, block_m) - 3
+    vocabulary, hidden = block_n + 5, 2 * block_k + 16
     x = torch.randn(tokens, hidden, generator=generator).to(device, dtype)
     w = (torch.randn(vocabulary + 3, hidden, generator=generator) / 8).to(device, dtype)
     out = torch.full((tokens, vocabulary), float("nan"), device=device)

@@ -7,6 +7,8 @@ BLOCK_N vocabulary rows and all tokens (up to BLOCK_M), so every weight is read 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -88,7 +90,7 @@ def local_logits(
     if T == 0:
         return out
     row = row or LM_HEAD.select(arch, tokens=T, bits=hidden_TH.element_size() * 8)
-    c = row.constexprs
+    c: dict[str, Any] = dict(row.constexprs)
     _lm_head_kernel[(triton.cdiv(vocabulary, c["BLOCK_N"]),)](
         out, hidden_TH, weight_VH, T, vocabulary, H, float(mup_multiplier), hidden_TH.stride(0),
         out.stride(0), EVEN_K=H % c["BLOCK_K"] == 0, DIVIDE=mup_multiplier != 1.0,

@@ -106,7 +106,7 @@ def sample_rows(
         for forced, table in zip(tuning, (SCAN, BOUND, CUT, DRAW), strict=True)
     )
     blocks = triton.cdiv(V, BLOCK.value)
-    candidates = bound.constexprs["CANDIDATES"]
+    candidates = int(bound.constexprs["CANDIDATES"])
     e = rows.edits
     stats = torch.empty(n, 4, blocks, dtype=torch.float32, device=device)
     listed = torch.empty(n, candidates, dtype=torch.int32, device=device)
