@@ -15,8 +15,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.attention import tables as attention
 from bench.moe import tables as moe
 from bench.rows import RESULTS, ROOT
+from bench.sampling import tables as sampling
 
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -44,16 +46,58 @@ def cpu_decode() -> str:
     return "\n".join(lines)
 
 
+def layer_kernels() -> str:
+    """The layer's fused kernels beside the chains of torch operations they replace."""
+    rows = latest("layer_h200_2026-11-30.jsonl", "op", "case", "variant")
+    by_case: dict[tuple[str, str], dict[str, dict]] = {}
+    for row in rows:
+        by_case.setdefault((row["op"], row["case"]), {})[row["variant"]] = row
+    lines = [
+        "| op | case | torch operations, us (launches) | fused, us (launches) | floor, us | "
+        "fused / floor | evidence |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (op, case), found in by_case.items():
+        chain, fused = found["torch"], found["triton"]
+        lines.append(
+            f"| {op} | {case} | {chain['p50_us']} ({chain['launches']}) | "
+            f"{fused['p50_us']} ({fused['launches']}) | {fused['floor_us']} | "
+            f"{fused['over_floor']} | {fused['evidence']}, {fused['device']}, "
+            f"commit {fused['commit']} |"
+        )
+    return "\n".join(lines)
+
+
 def _moe(table: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: table(latest(moe.FILE, "op", "case"))
 
 
+def _attention(op: str) -> Callable[[], str]:
+    return lambda: attention.times(latest(attention.FILE, *attention.KEY), op)
+
+
+def attention_counters() -> str:
+    """The gather and the strided bias on the emulator."""
+    return attention.counters(latest(attention.COUNTERS_FILE, "arch", "impl"))
+
+
+def _sampling(table: Callable[[list[dict]], str]) -> Callable[[], str]:
+    return lambda: table(latest(sampling.FILE, *sampling.KEY))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cpu_decode": cpu_decode,
+    "attention_prefill": _attention("prefill"),
+    "attention_decode": _attention("decode"),
+    "attention_verify": _attention("verify"),
+    "attention_counters": attention_counters,
     "moe_experts": _moe(moe.moe_experts),
     "moe_gate": _moe(moe.moe_gate),
     "moe_launches": _moe(moe.moe_launches),
     "moe_layer": _moe(moe.moe_layer),
+    "layer_kernels": layer_kernels,
+    "sampling": _sampling(sampling.sampling),
+    "lm_head": _sampling(sampling.lm_head),
 }
 
 

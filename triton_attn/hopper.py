@@ -33,6 +33,21 @@ LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
+def _await_previous():
+    """Wait for the end and the stores of the launch before (see kernel_base.device)."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _let_next_start():
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _key_of_column(c):
     return (c & ~30) | ((c & 6) << 2) | ((c & 24) >> 2)
 
@@ -204,7 +219,7 @@ def _softmax(
     n = tile * BLOCK_N + keys
     if BIASED:
         bias = _unpack_bias(bias, BLOCK_N, S_LAYOUT, DTYPE)
-        if MASKED:
+        if MASKED and (WINDOW == 0 or WINDOW > EXTENT):  # else the window hides what is not bias
             bias = gl.where(n[None, :] > (q_pos - EXTENT)[:, None], bias, 0.0)
         s = s * qk_scale + bias
     if MASKED:
@@ -296,6 +311,15 @@ def _consume(
         [],
         [64, BLOCK_N // 2],
     )
+    # Results leave in 16-byte stores: the columns of four threads change places.
+    out_wide: gl.constexpr = [[0, 32], [0, 64]] if HEAD_DIM == 128 else [[0, 32]]
+    out_layout: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4]] + out_wide + [[8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, HEAD_DIM],
+    )
     biased: gl.constexpr = MOD == 2
     keys = _key_of_column(gl.arange(0, BLOCK_N, gl.SliceLayout(0, s_layout)))
     offs_s = gl.arange(0, 64, gl.SliceLayout(1, s_layout))
@@ -304,6 +328,9 @@ def _consume(
     bias_offs = bias_offs + gl.arange(0, BLOCK_N // 2, gl.SliceLayout(0, bias_layout))[None, :]
     count = 0
     items = 0
+    if biased:  # the rows come from the launch before; q, K and V do not, and are on their way
+        _let_next_start()
+        _await_previous()
     for turn in range(gl.cdiv(heads * blocks, gl.num_programs(0))):
         chunk_head, chunk_block, request, token0, rows, t_block, end_key = _item(
             turn,
@@ -328,7 +355,7 @@ def _consume(
             if biased:
                 row = (chunk_head * blocks + chunk_block).to(gl.int64) * BLOCK_M + m0
                 # The block's shift; t0 and t_block differ by a multiple of 8.
-                shift = (t0 - (EXTENT - 1)) & 7
+                shift = (t0 - (EXTENT - 1)) & 15
                 base = PAD + row * PITCH + (EXTENT - 1 - t0 + shift)  # a multiple of 8 elements
                 bias_row_ptrs = words_ptr + gl.multiple_of(base // 2, 4) + bias_offs
 
@@ -427,17 +454,18 @@ def _consume(
             )
 
             acc = acc * gl.convert_layout(1.0 / l, gl.SliceLayout(1, o_layout))[:, None]
-            offs_o = gl.arange(0, 64, gl.SliceLayout(1, o_layout))
-            offs_c = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
+            result = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), out_layout)
+            offs_o = gl.arange(0, 64, gl.SliceLayout(1, out_layout))
+            offs_c = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, out_layout))
             out_ptrs = out_ptr + row_token * stride_out_t + head * stride_out_h
             out_ptrs = out_ptrs + (offs_o * stride_out_t)[:, None] + offs_c[None, :]
-            gl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m0 + offs_o < rows)[:, None])
+            gl.store(out_ptrs, result, mask=(m0 + offs_o < rows)[:, None])
             if lse_ptr is not None:
                 lse = (m + gl.log2(l)) / LOG2E
                 gl.store(lse_ptr + (row_token + offs_s) * H + head, lse, mask=m0 + offs_s < rows)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_requests", "head0", "first_block", "blocks", "heads"])
 def _hopper_prefill_kernel(
     out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr,
     q_start_ptr, kv_len_ptr,

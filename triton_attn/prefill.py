@@ -12,6 +12,8 @@ a condition inside it would stop software pipelining:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -124,8 +126,8 @@ def _prefill_kernel(
     bias_ptr = rows_ptr
     if MOD == 2:
         row = (chunk_head * blocks + chunk_block).to(tl.int64) * BLOCK_M
-        # EXTENT - 1 - t0, rounded up to a multiple of 8 by the shift of the rows.
-        bias_ptr = rows_ptr + PAD + row * PITCH + ((EXTENT + 6 - t0) >> 3) * 8
+        # EXTENT - 1 - t0, rounded up to a multiple of 16 by the shift of the rows.
+        bias_ptr = rows_ptr + PAD + row * PITCH + ((EXTENT + 14 - t0) >> 4) * 16
 
     q_ptrs = (
         q_ptr
@@ -295,10 +297,14 @@ def attention_prefill(
         rows = allocate_rows(chunks, block_m, extent, q)
     for chunk in chunks:
         if isinstance(score_mod, RelativeBias):
+            # The first writer follows a launch of the caller's, which it must not overtake.
+            chained = bool(row.options.get("launch_pdl"))
+            writer = writer_row or PROFILE_WRITER.select(arch.name, bits=q.element_size() * 8)
+            if chained and chunk is not chunks[0]:
+                writer = replace(writer, options={**writer.options, "launch_pdl": True})
             write_profile_rows(
                 rows, score_mod, chunk=chunk, block_m=block_m, extent=extent,
-                cu_seqlens_q=cu_seqlens_q, q_start=q_start,
-                row=writer_row or PROFILE_WRITER.select(arch.name, bits=q.element_size() * 8),
+                cu_seqlens_q=cu_seqlens_q, q_start=q_start, row=writer, chained=chained,
             )  # fmt: skip
         tensors = (
             out,

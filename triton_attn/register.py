@@ -72,32 +72,32 @@ def _prefill_cases(arch: str, row: TuningRow) -> Iterator[Case]:
 
 
 def _decode_cases(arch: str, row: TuningRow) -> Iterator[Case]:
-    # Query tokens that give the tile the number of rows the row is for (8 heads a K/V head).
-    q_len = {16: 1, 32: 4}.get(fact(row, "rows", 128), 9)
+    # Heads of a K/V head and query tokens that give tiles of the rows that the row is for.
+    few = fact(row, "rows", 128) <= 32
     split, head_dim = int(row.constexprs["SPLIT"]), fact(row, "head_dim", 128)
     window = 48 if fact(row, "window", 0) else 0
+    for heads, q_len in ((8, 1), (8, 4)) if few else ((64, 1), (64, 2)):
 
-    def run(device: torch.device) -> list[Outcome]:
-        case = make_case(
-            (q_len, q_len), (2 * split + 21, q_len + 3), heads=8, kv_heads=1, head_dim=head_dim,
-            window=window, extent=48, dtype=_dtype(row), device=device,
-        )  # fmt: skip
-        shared = {
-            "score_mod": score_mod_of(case), "out": torch.full_like(case.q, float("nan")),
-            "arch": arch,
-            "row": row, "max_kv_len": 2 * split + 21, **case.paged,
-        }  # fmt: skip
-        tensors = (case.q, case.k_pages, case.v_pages)
-        if q_len == 1:
-            return _outcomes(case, attention_decode(*tensors, **shared))
-        out = attention_verify(*tensors, cu_seqlens_q=case.cu_seqlens_q, max_q_len=q_len, **shared)
-        return _outcomes(case, out)
+        def run(device: torch.device, heads=heads, q_len=q_len) -> list[Outcome]:
+            case = make_case(
+                (q_len, q_len), (2 * split + 21, q_len + 3), heads=heads, kv_heads=1,
+                head_dim=head_dim, window=window, extent=48, dtype=_dtype(row), device=device,
+            )  # fmt: skip
+            shared = {
+                "score_mod": score_mod_of(case), "out": torch.full_like(case.q, float("nan")),
+                "arch": arch, "row": row, "max_kv_len": 2 * split + 21, **case.paged,
+            }  # fmt: skip
+            tensors = (case.q, case.k_pages, case.v_pages)
+            if q_len == 1:
+                return _outcomes(case, attention_decode(*tensors, **shared))
+            shared |= {"cu_seqlens_q": case.cu_seqlens_q, "max_q_len": q_len}
+            return _outcomes(case, attention_verify(*tensors, **shared))
 
-    yield Case(name=f"{q_len} tokens, {'window' if window else 'global'}", run=run)
+        yield Case(name=f"{q_len} tokens, {'window' if window else 'global'}", run=run)
 
 
 def _writer_cases(arch: str, row: TuningRow) -> Iterator[Case]:
-    extent, heads, tokens, block_m = 40, 2, 8 * int(row.constexprs["ROWS"]) + 5, 64
+    extent, heads, tokens, block_m = 40, 2, 16 * int(row.constexprs["ROWS"]) + 5, 64
 
     def run(device: torch.device) -> list[Outcome]:
         case = make_case(
@@ -111,7 +111,7 @@ def _writer_cases(arch: str, row: TuningRow) -> Iterator[Case]:
             rows, case.bias, chunk=chunk, block_m=block_m, extent=extent,
             cu_seqlens_q=case.cu_seqlens_q, q_start=case.q_start, row=row,
         )  # fmt: skip
-        pitch, shift = pitch_of(extent), (50 - (extent - 1)) % 8
+        pitch, shift = pitch_of(extent), (50 - (extent - 1)) % 16
         strided = rows.as_strided(
             (heads, tokens, extent),
             (chunk.blocks * block_m * pitch, pitch, 1),

@@ -18,7 +18,7 @@ import triton.language as tl
 
 # Copies of a profile, each shifted one column further, so that any slice of it starts at a
 # multiple of 8 in one of them.
-SHIFTS = 8
+SHIFTS = 16
 # Zero columns on both sides of a shifted profile: tiles may stick out of the extent by a key tile
 # and a verify block.
 PROFILE_PAD = 256
@@ -58,7 +58,7 @@ class RelativeProfile:
 
     Attributes:
         projection: P [R, extent]: the bias at distance e of a query with features r is r . P[:, e].
-        table: [8, R padded to a power of two >= 16, pitch]: P reversed (column c holds distance
+        table: [16, R padded to a power of two >= 16, pitch]: P reversed (column c holds distance
         E-1-c), copy s
             shifted right by PROFILE_PAD + s columns, zeros around; what prefill reads.
         by_key: [pitch, R padded]: P reversed and transposed, row PROFILE_PAD + c holds distance

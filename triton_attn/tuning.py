@@ -7,6 +7,7 @@ from kernel_base.tuning import TuningRow, TuningTable
 
 # Where the measured rows come from: every configuration tried is a line of this file.
 _TUNED = "bench/results/attention_tuning_h200_2026-11-30.jsonl"
+_TUNED_EMULATED = "bench/results/attention_tuning_emulated_2026-11-30.jsonl"
 _SPILL_OF_TRITON_3_6 = (
     "Triton 3.6 spills one VGPR (8 bytes a lane), 3.9 none; the tile cannot shrink: 16 keys are "
     "the least a matrix instruction takes"
@@ -27,14 +28,24 @@ def _prefill(arch, when, tile, options, evidence="guess", source=_GUESS, variant
     )
 
 
-def _amd_prefill(arch):
+def _amd_prefill(arch, wide, long):
+    """`wide` and `long`: (BLOCK_M, BLOCK_N, warps, matrix shape) for head_dim above 128 and for
+    global layers.
+
+    One stage: with two, the tiles in LDS cost several times the bank cycles on gfx942, and half the
+    waves a SIMD on both.
+    """
+
+    def amd_row(when, block_m, block_n, warps, shape):
+        options = {"num_warps": warps, "matrix_instr_nonkdim": shape}
+        return _prefill(arch, when, (block_m, block_n, 1), options, "emulated", _TUNED_EMULATED)
+
     return (
-        _prefill(arch, {"bits": 32}, (64, 32, 1), {"num_warps": 4, "matrix_instr_nonkdim": 16}),
-        _prefill(arch, {"bits": 16, "head_dim": (129, None)}, (64, 32, 2), {"num_warps": 4,
-        "matrix_instr_nonkdim": 16}),
-        _prefill(arch, {"bits": 16, "head_dim": (None, 128)}, (128, 64, 2), {"num_warps": 4,
-        "matrix_instr_nonkdim": 16}),
-    )  # fmt: skip
+        amd_row({"bits": 32}, 64, 16, 4, 16),
+        amd_row({"bits": 16, "head_dim": (129, None)}, *wide),
+        amd_row({"bits": 16, "head_dim": (None, 128), "window": (1, None)}, 64, 64, 4, 16),
+        amd_row({"bits": 16, "head_dim": (None, 128)}, *long),
+    )
 
 
 def _nvidia_prefill(arch):
@@ -52,7 +63,8 @@ _HOPPER_PREFILL = tuple(
         "sm90",
         {"bits": 16, "head_dim": head_dim, "mod": mod},
         (128, 64, 4),
-        {"num_warps": 4},
+        # The rows' writer is always the launch before: the attention may start under its end.
+        {"num_warps": 4, **({"launch_pdl": True} if mod == 2 else {})},
         evidence,
         _TUNED,
         "hopper",
@@ -64,8 +76,8 @@ _HOPPER_PREFILL = tuple(
 PREFILL = TuningTable(
     "triton_attn.attention_prefill",
     (
-        *_amd_prefill("gfx942"),
-        *_amd_prefill("gfx950"),
+        *_amd_prefill("gfx942", wide=(128, 32, 8, 16), long=(128, 64, 8, 16)),
+        *_amd_prefill("gfx950", wide=(64, 16, 4, 16), long=(128, 32, 4, 32)),
         *_nvidia_prefill("sm80"),
         *_HOPPER_PREFILL,
         *_nvidia_prefill("sm90"),
@@ -86,19 +98,23 @@ def _writer(arch, bits, rows, columns, block_c, stages, options, evidence="guess
     )
 
 
+_FASTEST_OF_EIGHT = f"best of {_TUNED}, whose kernel took rows 8 apart; not measured with 16"
+_AMD_WRITER = (16, 576, 64, 1, {"num_warps": 2})
+_NVIDIA_WRITER = (16, 256, 128, 2, {"num_warps": 2})
+
 PROFILE_WRITER = TuningTable(
     "triton_attn.write_profile_rows",
     tuple(
         row
-        for arch, evidence in (
-            ("gfx942", ()),
-            ("gfx950", ()),
-            ("sm80", ()),
-            ("sm90", ("measured", _TUNED)),
-            ("sm100", ()),
+        for arch, tile, evidence in (
+            ("gfx942", _AMD_WRITER, ("emulated", _TUNED_EMULATED)),
+            ("gfx950", _AMD_WRITER, ("emulated", _TUNED_EMULATED)),
+            ("sm80", _NVIDIA_WRITER, ("guess", "sm90's row")),
+            ("sm90", _NVIDIA_WRITER, ("guess", _FASTEST_OF_EIGHT)),
+            ("sm100", _NVIDIA_WRITER, ("guess", "sm90's row")),
         )
         for row in (
-            _writer(arch, 16, 32, 512, 256, 2, {"num_warps": 4}, *evidence),
+            _writer(arch, 16, *tile, *evidence),
             _writer(arch, 32, 32, 256, 64, 1, {"num_warps": 4}),
         )
     ),

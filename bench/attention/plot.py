@@ -1,6 +1,4 @@
-"""Tables and plots of docs/attention.md from the result rows.
-
-`python -m bench.attention.plot ROWS.jsonl FOLDER`.
+"""Plots of docs/attention.md from the result rows: `python -m bench.attention.plot FOLDER`.
 
 FA4 and vLLM are recorded figures of the same kind of GPU, not measured in the same process; they
 are hatched.
@@ -8,7 +6,6 @@ are hatched.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -17,52 +14,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-# us; FA4 with its sheared bias includes the projection. None: not recorded.
-RECORDED = {
-    "T8192 8/2 local": {"FA4 sheared": 151, "vLLM": 4856},
-    "T8192 8/1 global": {"FA4 sheared": 389, "vLLM": 3641},
-    "T8192 64/16 local": {"FA4 sheared": 1022},
-    "T8192 64/8 global": {"FA4 sheared": 3124},
-    "b1 c8192 8/1 global": {"FA4 sheared": 19.4, "vLLM": 54.0},
-    "b1 c8192 8/2 local": {"FA4 sheared": 14.8, "vLLM": 7.1},
-    "b32 c8192 8/1 global": {"FA4 sheared": 64.1, "vLLM": 70.0},
-    "b32 c8192 8/2 local": {"FA4 sheared": 24.7, "vLLM": 9.7},
-    "b128 c8192 8/1 global": {"FA4 sheared": 156.6, "vLLM": 172.1},
-    "b128 c8192 8/2 local": {"FA4 sheared": 51.5, "vLLM": 32.4},
-    "b8 c131072 8/1 global": {"FA4 sheared": 152.8, "vLLM": 175.0},
-    "b1 c8192 64/8 global": {"vLLM": 56.5},
-    "b32 c8192 64/8 global": {"vLLM": 333.0},
-    "b32 c8192 64/16 local": {"vLLM": 58.3},
-}
-MEASURED_IMPLS = ("triton_attn", "triton_attn without bias", "sglang 0.5.23")
-
-
-def read(path: str) -> list[dict]:
-    """Rows with a time, one per line."""
-    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    return [row for row in rows if "p50_us" in row]
-
-
-def by_case(rows: list[dict], op: str) -> dict[str, dict[str, float]]:
-    """case -> implementation -> median us, and the floor; of a case measured twice the first
-    row."""
-    cases: dict[str, dict[str, float]] = {}
-    for row in rows:
-        if row["op"] == op:
-            case = cases.setdefault(row["case"], {"floor": row["floor_us"]})
-            case.setdefault(row["impl"], row["p50_us"])
-    return cases
-
-
-def table(cases: dict[str, dict[str, float]]) -> str:
-    """A markdown table, best first within our columns."""
-    names = [*MEASURED_IMPLS, "FA4 sheared", "vLLM", "floor"]
-    lines = ["| case | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for case, times in cases.items():
-        known = {**times, **RECORDED.get(case, {})}
-        cells = [f"{known[name]:g}" if name in known else "-" for name in names]
-        lines.append(f"| {case} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+from bench.attention.tables import FILE, KEY, RECORDED, by_case
+from bench.tables import latest
 
 
 def plot(cases: dict[str, dict[str, float]], title: str, path: Path) -> None:
@@ -86,12 +39,10 @@ def plot(cases: dict[str, dict[str, float]], title: str, path: Path) -> None:
 
 
 def main() -> None:
-    rows, folder = read(sys.argv[1]), Path(sys.argv[2])
-    for op in ("prefill", "decode", "verify"):
-        cases = by_case(rows, op)
-        print(f"\n### {op}\n\n{table(cases)}")
-        if op != "verify":
-            plot(cases, f"{op}, relative bias included", folder / f"attention_{op}.png")
+    rows = latest(FILE, *KEY)
+    for op in ("prefill", "decode"):
+        title = f"{op}, relative bias included"
+        plot(by_case(rows, op), title, Path(sys.argv[1]) / f"attention_{op}.png")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 import torch
 import triton
 
-from bench.attention import peer_sglang
+from bench.attention import peer_flex, peer_sglang
 from bench.attention.gate import run_decode, run_gate, run_prefill
 from bench.attention.problems import Problem, make_problem
 from bench.attention.timing import time_graph, time_stream
@@ -86,7 +86,7 @@ def _difference(a, b) -> float:
     return float((a - b).float().norm() / b.float().norm())
 
 
-def _prefill_case(record: Recorder, op: str, case: str, p: Problem, peer=True) -> None:
+def _prefill_case(record: Recorder, op: str, case: str, p: Problem, flex=False) -> None:
     out = torch.empty_like(p.q)
     ours = run_prefill(p, out=out).clone()
     record.add(op, case, "triton_attn", p, time_stream(lambda: run_prefill(p, out=out)))
@@ -97,12 +97,13 @@ def _prefill_case(record: Recorder, op: str, case: str, p: Problem, peer=True) -
         p,
         time_stream(lambda: run_prefill(p, out=out, biased=False)),
     )
-    if peer:
-        fn = peer_sglang.prefill(p)
+    peers = {"sglang 0.5.23": peer_sglang}
+    if flex:
+        peers["FlexAttention"] = peer_flex
+    for name, module in peers.items():
+        fn = module.prefill(p)
         gap = _difference(fn(), ours)
-        record.add(
-            op, case, "sglang 0.5.23", p, time_stream(fn, repeats=6, warmup=1), difference=gap
-        )
+        record.add(op, case, name, p, time_stream(fn, repeats=6, warmup=1), difference=gap)
 
 
 def prefill(record: Recorder) -> None:
@@ -124,7 +125,7 @@ def ragged(record: Recorder) -> None:
     kv_lens = [a + b for a, b in zip(q_lens, prefixes, strict=True)]
     for case, g, kind in (("16 prompts 8/2 local", 2, LOCAL), ("16 prompts 8/1 global", 1, GLOBAL)):
         p = make_problem(q_lens=q_lens, kv_lens=kv_lens, heads=8, kv_heads=g, **kind)
-        _prefill_case(record, "prefill", case, p)
+        _prefill_case(record, "prefill", case, p, flex=True)
 
 
 def _workspace(p: Problem) -> DecodeWorkspace:

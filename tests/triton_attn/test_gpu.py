@@ -1,4 +1,4 @@
-"""What only a GPU shows: graph capture with lengths that change between replays."""
+"""What only a GPU shows: graph capture with lengths that change between replays, and streams."""
 
 import pytest
 import torch
@@ -59,3 +59,45 @@ def test_a_captured_prefill_equals_an_eager_one():
     out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(out, eager)
+
+
+@pytest.mark.parametrize("entry", ["prefill", "decode"])
+def test_keys_written_on_another_stream_are_seen_after_its_event(entry):
+    """The rule: a call reads its inputs on the current stream, and nothing of it starts before what
+    that stream waited for, the attention's early start (launch_pdl) included. Without the wait the
+    call must read the pages as they were, or this test shows nothing."""
+    q_lens = {"prefill": (300, 1), "decode": (1, 1)}[entry]
+    host = make_problem(
+        q_lens, (500, 9), heads=4, head_dim=128, page_size=64, window=128, dtype=torch.bfloat16
+    )
+    problem = host.to("cuda")
+    fresh = problem.k_pages.clone(), problem.v_pages.clone()
+    writer, reader = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def call(wait):
+        for pages in (problem.k_pages, problem.v_pages):
+            pages.fill_(float("nan"))
+        out = torch.full_like(problem.q, float("nan"))
+        torch.cuda.synchronize()
+        written = torch.cuda.Event()
+        with torch.cuda.stream(writer):
+            torch.cuda._sleep(100_000_000)  # tens of milliseconds
+            problem.k_pages.copy_(fresh[0])
+            problem.v_pages.copy_(fresh[1])
+            written.record()
+        with torch.cuda.stream(reader):
+            if wait:
+                reader.wait_event(written)
+            shared = {"score_mod": problem.bias, "out": out, **problem.paged}
+            tensors = (problem.q, problem.k_pages, problem.v_pages)
+            if entry == "prefill":
+                starts = {"cu_seqlens_q": problem.cu_seqlens_q, "q_start": problem.q_start}
+                attention_prefill(*tensors, **starts, **shared)
+            else:
+                attention_decode(*tensors, max_kv_len=512, **shared)
+        torch.cuda.synchronize()
+        return out.cpu()
+
+    call(wait=True)  # compile
+    assert within_budget(host, call(wait=True))
+    assert not within_budget(host, call(wait=False))
