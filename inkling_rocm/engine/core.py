@@ -169,7 +169,7 @@ class EngineCore:
             if start < sequence.prompt_len:
                 self._prompt_tokens += min(sequence.computed, sequence.prompt_len) - start
         for sequence in flight.drawn:
-            sequence.pending = 1
+            sequence.pending += 1
         return flight, None
 
     def _plan(self, batch: Rows[tuple[Sequence, int]]) -> tuple[_Flight, StepInput]:
@@ -302,7 +302,7 @@ class EngineCore:
     def _add_tokens(self, sequences: Rows[Sequence], result: StepResult) -> None:
         now = time.perf_counter()
         for i, (sequence, token) in enumerate(zip(sequences, result.tokens, strict=True)):
-            sequence.pending = 0
+            sequence.pending -= 1
             if sequence.finished:  # it had ended before this step, or was aborted meanwhile
                 continue
             if token is None:

@@ -50,9 +50,9 @@ class Sequence:
     """One continuation.
 
     Attributes:
-        tokens: prompt and generated ids. pending: tokens (0 or 1) sampled by a step that has not
-            been read back. computed: how many of both have K/V in the pools, or will once the steps
-            that were started have run.
+        tokens: prompt and generated ids. pending: tokens sampled by steps that have not been
+            booked, at most 1 when a step is scheduled. computed: how many of both have K/V in the
+            pools, or will once the steps that were started have run.
         slot: sequence slot while running, else 0.
         siblings: continuations that start from this one's prompt once it is computed.
         finished: why it ended, None while it has not. retired: its end was reported.
