@@ -9,7 +9,10 @@ from typing import Annotated
 
 import typer
 
+from inkling_rocm.cli.doctor_sglang import sglang_lines
+
 GIB = 1 << 30
+ENGINES = ("embedded", "sglang")
 
 
 def doctor(
@@ -18,30 +21,43 @@ def doctor(
         typer.Option(help="Also check whether this checkpoint (folder or config.json) fits."),
     ] = None,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks for that check.", min=1)] = 1,
+    engine: Annotated[
+        str, typer.Option(help="embedded, or sglang: would SGLang serve our model here.")
+    ] = "embedded",
 ) -> None:
     """Say what this machine can run and why not the rest. Exits 1 when nothing can be served."""
-    lines, can_serve = report(model_path, tp)
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"engine {engine!r}: choose from {', '.join(ENGINES)}")
+    lines, can_serve = report(model_path, tp, engine)
     typer.echo("\n".join(lines))
     if not can_serve:
         raise typer.Exit(1)
 
 
-def report(model_path: str | None, tp: int) -> tuple[list[str], bool]:
-    """(lines to print, whether a model can be served here)."""
+def report(model_path: str | None, tp: int, engine: str = "embedded") -> tuple[list[str], bool]:
+    """(lines to print, whether `engine` can serve a model here)."""
     lines = [f"python        {platform.python_version()} on {platform.platform()}"]
     for probe in (_torch_lines, _triton_lines, _aiter_lines):
         lines += probe()
-    missing = [name for name in _REQUIRED if find_spec(name) is None]
-    for name, purpose in _REQUIRED.items():
-        lines.append(f"{name:<13} {'missing' if name in missing else 'present'}: {purpose}")
+    if engine == "sglang":
+        sglang, missing = sglang_lines()
+        lines += sglang
+    else:
+        missing = [name for name in _REQUIRED if find_spec(name) is None]
+        for name, purpose in _REQUIRED.items():
+            lines.append(f"{name:<13} {'missing' if name in missing else 'present'}: {purpose}")
     if model_path is not None:
         try:
             lines += _memory_lines(model_path, tp)
+            if engine == "sglang":
+                lines += ["", *_variant_lines(model_path, tp)]
         except (ValueError, OSError) as error:
             lines.append(f"model         {error}")
             missing.append("model")
     lines.append("")
-    if missing:
+    if missing and engine == "sglang":
+        lines += [f"cannot serve: {problem}" for problem in missing]
+    elif missing:
         lines.append(f"cannot serve: {', '.join(missing)} (install inkling-rocm again with pip)")
     else:
         lines.append("can serve; `inkling-rocm ops` shows which implementation each op gets")
@@ -120,3 +136,13 @@ def _memory_lines(model_path: str, tp: int) -> list[str]:
             + ("fits" if needed < free else "does not fit; raise --tp")
         )
     return lines
+
+
+def _variant_lines(model_path: str, tp: int) -> list[str]:
+    """The implementation each op gets, as `inkling-rocm ops` prints it."""
+    from inkling_rocm.cli.model_config import config_of
+    from inkling_rocm.ops.explain import explain
+    from kernel_base.arch import default_arch
+
+    config = config_of(model_path)
+    return explain(config, default_arch(), dtype=config.dtype, tp_size=tp).splitlines()
