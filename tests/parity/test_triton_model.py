@@ -69,13 +69,13 @@ def test_tiny_model_emulated(oracle_pair):
 
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("seed", ["faults", *range(8)])
+@pytest.mark.parametrize("seed", ["faults", 0, 1, 2])
 def test_tiny_models_emulated(oracle_pair, seed, arch):
     compare(oracle_pair(seed), arch, [17, 5, 1, 1])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("seed", ["faults", *range(20)])
+@pytest.mark.parametrize("seed", ["faults", *range(5)])
 @torch.no_grad()
 def test_tiny_models_on_a_gpu(oracle_pair, seed):
     torch.backends.cuda.matmul.allow_tf32 = False
