@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.decode_runner import DecodeRunner, decode_buckets
@@ -81,18 +82,27 @@ def make_decode_runner(
 
 
 def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
-    """Forwards over nothing but padding: they compile the kernels of the usual prompt sizes (which
-    Triton keeps on disk for the next start) and show that the largest forward fits."""
+    """Compute prompts of the usual sizes: it compiles their kernels (which Triton keeps on disk for
+    the next start) and shows that the largest forward fits."""
     before, started = free_bytes(parts.device), time.perf_counter()
-    none = np.zeros(0, np.int64)
-    for tokens in sorted({min(n, plan.chunk_tokens) for n in (*WARM_UP_TOKENS, plan.chunk_tokens)}):
-        host.prepare(none, none, none, pad_tokens=tokens)
-        hidden_TH = parts.model.forward(host.input_ids(none), host)
+    slot = host.rings.take()
+    most = min(plan.chunk_tokens, *(pool.room(slot) for pool in host.pools))
+    sizes = tqdm(sorted({min(n, most) for n in (*WARM_UP_TOKENS, most)}), desc="warming up")
+    for tokens in sizes:
+        sizes.set_postfix(tokens=tokens)
+        for pool in host.pools:
+            pool.extend(slot, tokens)
+        host.prepare(np.array([slot]), np.array([0]), np.array([tokens]))
+        hidden_TH = parts.model.forward(host.input_ids(np.zeros(tokens, np.int64)), host)
         parts.model.logits(hidden_TH[-1:], host)
     torch.cuda.synchronize(parts.device)
+    for pool in host.pools:
+        pool.release(slot)
+        pool.take_changes(np.array([slot]))
+    host.rings.give_back(slot)
     logger.info(
         "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB",
-        plan.chunk_tokens,
+        most,
         time.perf_counter() - started,
         (before - free_bytes(parts.device)) / GIB,
     )
