@@ -31,7 +31,50 @@ MemFractionStatic = Annotated[
 ]
 AttentionBackend = Annotated[str, typer.Option(help="auto or a variant's name; see `ops`.")]
 MoeRunnerBackend = Annotated[str, typer.Option(help="auto or a variant's name; see `ops`.")]
+DisableCudaGraph = Annotated[bool, typer.Option(help="Run decode steps kernel by kernel.")]
+CudaGraphMaxBs = Annotated[
+    int | None, typer.Option(help="Largest decode batch with a graph; default: all batches.")
+]
+CudaGraphBs = Annotated[
+    list[int] | None, typer.Option(help="Batch sizes that get a graph; repeatable.")
+]
+DisableOverlapSchedule = Annotated[
+    bool, typer.Option(help="Wait for a step's tokens before scheduling the next.")
+]
 RandomSeed = Annotated[int, typer.Option(help="Seeds of requests without one, dummy weights.")]
+TpSize = Annotated[
+    int,
+    typer.Option(
+        "--tp",
+        "--tp-size",
+        "--tensor-parallel-size",
+        help="Tensor-parallel ranks: one process and one GPU each.",
+        min=1,
+    ),
+]
+EpSize = Annotated[
+    int,
+    typer.Option(
+        "--ep",
+        "--ep-size",
+        "--expert-parallel-size",
+        help="Ranks that hold whole experts: 1 (all are split by width), or the --tp size.",
+        min=1,
+    ),
+]
+DistTimeout = Annotated[int, typer.Option(help="Seconds that ranks wait for each other.", min=1)]
+JsonModelOverrideArgs = Annotated[
+    str,
+    typer.Option(help="JSON that replaces values of config.json: '{\"num_hidden_layers\": 8}'."),
+]
+RankSlice = Annotated[
+    int | None,
+    typer.Option(
+        help="Measure one rank of a tensor-parallel group of this size alone, without the others: "
+        "its outputs are meaningless.",
+        min=1,
+    ),
+]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 
 # What a wrong argument or checkpoint raises: these are told, everything else is a traceback.

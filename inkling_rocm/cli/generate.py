@@ -29,6 +29,9 @@ def generate(
     context_length: options.ContextLength = None,
     attention_backend: options.AttentionBackend = "auto",
     moe_runner_backend: options.MoeRunnerBackend = "auto",
+    tp_size: options.TpSize = 1,
+    ep_size: options.EpSize = 1,
+    json_model_override_args: options.JsonModelOverrideArgs = "{}",
     log_level: options.LogLevel = "warning",
 ) -> None:
     """Answer one prompt. The answer goes to stdout, reasoning and tool calls to stderr."""
@@ -44,6 +47,9 @@ def generate(
         context_length=context_length,
         attention_backend=attention_backend,
         moe_runner_backend=moe_runner_backend,
+        tp_size=tp_size,
+        ep_size=ep_size,
+        json_model_override_args=json_model_override_args,
     )
     from inkling_rocm.engine import Engine, SamplingParams
     from inkling_rocm.server.errors import ApiError

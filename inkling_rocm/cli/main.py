@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typer
 
+from inkling_rocm.cli.bench import app as bench
 from inkling_rocm.cli.doctor import doctor
 from inkling_rocm.cli.generate import generate
 from inkling_rocm.cli.ops import ops
@@ -29,6 +30,7 @@ app.command()(verify)
 app.command()(parity)
 app.command()(profile)
 app.command()(doctor)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

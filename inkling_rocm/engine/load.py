@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,7 +94,10 @@ def check_ranks(args: EngineArgs) -> InklingConfig:
     Raises: ValueError: they cannot, or there are too few devices.
     """
     override = parse_override(args.json_model_override_args)
-    config = load_config(resolve_model_path(args.model_path), override)
+    path = Path(args.model_path)
+    if not (args.load_format == "dummy" and path.is_file()):  # a config.json is all a dummy needs
+        path = resolve_model_path(args.model_path)
+    config = load_config(path, override)
     rank_device(args, 0)
     rank_text(config.text, args.ranks)
     if args.ep_size > 1 and config.text.moe is None:
@@ -109,7 +113,6 @@ def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
     Raises: ValueError: the checkpoint or an argument is wrong (CheckpointError is one), or the
             weights do not fit.
     """
-    path = resolve_model_path(args.model_path)
     config = check_ranks(args)
     device = rank_device(args, rank)
     if device.type == "cuda":
@@ -135,7 +138,9 @@ def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
     if args.load_format == "dummy":
         fill_dummy(config, weights, seed=args.random_seed, **shard)
     else:
-        load_weights(path, config, weights, progress=rank == 0, **shard)
+        load_weights(
+            resolve_model_path(args.model_path), config, weights, progress=rank == 0, **shard
+        )
     tokenizer = None if args.skip_tokenizer_init or rank else InklingTokenizer()
     logger.info("%s: %s on %s, rank %d of %d", args.model_path, dtype, device, rank, args.ranks)
     first_expert = None

@@ -1,0 +1,1 @@
+"""`inkling-rocm bench`: speed of ops, layers, the engine and a server."""
