@@ -140,26 +140,40 @@ def test_the_health_check_follows_the_server(tmp_path):
     assert exit_status() == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "started"),
-    [
-        (
-            ["--model-path", "m", "--tp", "8"],
-            "serve --engine sglang --host 0.0.0.0 --port 31000 --model-path m --tp 8",
-        ),
-        ([], "serve --engine sglang --host 0.0.0.0 --port 31000"),
-        (["inkling-rocm", "doctor", "--engine", "sglang"], "doctor --engine sglang"),
-    ],
-)
-def test_the_entrypoint_serves_unless_given_a_command(tmp_path, arguments, started):
-    command = tmp_path / "inkling-rocm"
-    command.write_text('#!/bin/sh\necho "$@"\n')
-    command.chmod(0o755)
-    result = subprocess.run(
-        ["bash", ROOT / "docker" / "entrypoint.sh", *arguments],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": "31000"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.strip() == started
+@pytest.fixture
+def entrypoint(tmp_path):
+    """Runs the entrypoint with commands that only say what they were given."""
+
+    def run(*arguments: str, doctor: int = 0) -> subprocess.CompletedProcess[str]:
+        for name, status in (("inkling-rocm", doctor), ("python3", 0)):
+            command = tmp_path / name
+            command.write_text(f'#!/bin/sh\necho {name} "$@"\nexit {status}\n')
+            command.chmod(0o755)
+        return subprocess.run(
+            ["bash", ROOT / "docker" / "entrypoint.sh", *arguments],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": "31000"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model-path", "m", "--tp", "8"]])
+def test_the_entrypoint_serves_after_the_doctor(entrypoint, arguments):
+    launch = "python3 -m sglang.launch_server --host 0.0.0.0 --port 31000"
+    assert entrypoint(*arguments).stdout.splitlines() == [
+        "inkling-rocm doctor --engine sglang",
+        " ".join([launch, *arguments]),
+    ]
+
+
+def test_the_entrypoint_does_not_serve_against_the_doctors_word(entrypoint):
+    result = entrypoint("--tp", "8", doctor=1)
+    assert result.returncode == 1
+    assert "launch_server" not in result.stdout
+
+
+def test_the_entrypoint_runs_another_command(entrypoint):
+    assert entrypoint("inkling-rocm", "ops").stdout == "inkling-rocm ops\n"
