@@ -46,28 +46,6 @@ def cpu_decode() -> str:
     return "\n".join(lines)
 
 
-def layer_kernels() -> str:
-    """The layer's fused kernels beside the chains of torch operations they replace."""
-    rows = latest("layer_h200_2026-11-30.jsonl", "op", "case", "variant")
-    by_case: dict[tuple[str, str], dict[str, dict]] = {}
-    for row in rows:
-        by_case.setdefault((row["op"], row["case"]), {})[row["variant"]] = row
-    lines = [
-        "| op | case | torch operations, us (launches) | fused, us (launches) | floor, us | "
-        "fused / floor | evidence |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for (op, case), found in by_case.items():
-        chain, fused = found["torch"], found["triton"]
-        lines.append(
-            f"| {op} | {case} | {chain['p50_us']} ({chain['launches']}) | "
-            f"{fused['p50_us']} ({fused['launches']}) | {fused['floor_us']} | "
-            f"{fused['over_floor']} | {fused['evidence']}, {fused['device']}, "
-            f"commit {fused['commit']} |"
-        )
-    return "\n".join(lines)
-
-
 def _moe(table: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: table(latest(moe.FILE, "op", "case"))
 
@@ -95,7 +73,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "moe_gate": _moe(moe.moe_gate),
     "moe_launches": _moe(moe.moe_launches),
     "moe_layer": _moe(moe.moe_layer),
-    "layer_kernels": layer_kernels,
     "sampling": _sampling(sampling.sampling),
     "lm_head": _sampling(sampling.lm_head),
 }
