@@ -20,6 +20,7 @@ from tqdm import tqdm
 from inkling_rocm.engine.executor import StepInput
 from inkling_rocm.engine.host import EmbeddedHost, upload
 from inkling_rocm.engine.host_checks import check_step
+from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.host import (
     CONV_STREAMS,
     BatchMeta,
@@ -63,7 +64,7 @@ class _BucketHost:
 
     meta: BatchMeta
     comm: Comm
-    pools: tuple
+    pools: tuple[PagePool, ...]
     kv_views: list[KVCacheView]
     conv_views: dict[tuple[int, ConvStream], ConvStateView]
 

@@ -8,16 +8,23 @@ tests/host_invariants.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from inkling_rocm.host import Host
+
 if TYPE_CHECKING:
-    from inkling_rocm.engine.host import EmbeddedHost
     from inkling_rocm.engine.pages import PagePool
 
 
-def check_step(host: EmbeddedHost) -> None:
+class PooledHost(Host, Protocol):
+    """A host over page pools."""
+
+    pools: tuple[PagePool, ...]
+
+
+def check_step(host: PooledHost) -> None:
     """Raises: AssertionError: an invariant is broken; the message names it."""
     meta = host.meta
     cu_seqlens = meta.cu_seqlens_q.cpu().numpy().astype(np.int64)
@@ -39,7 +46,7 @@ def check_step(host: EmbeddedHost) -> None:
         _check_pool(host, pool, slots, q_start, kv_len)
 
 
-def _check_pool(host: EmbeddedHost, pool: PagePool, slots, q_start, kv_len) -> None:
+def _check_pool(host: PooledHost, pool: PagePool, slots, q_start, kv_len) -> None:
     view, page_size = host.kv(pool.layers[0]), pool.page_size
     table, first = view.page_table.cpu().numpy(), view.first_page.cpu().numpy()
     write = view.slot.cpu().numpy()
