@@ -66,8 +66,8 @@ def _backend_wrapper(original):
         if isinstance(full_attn_backend, InklingAttentionBackend):
             return full_attn_backend  # it owns the convolution state too
         raise RuntimeError(
-            f"Inkling's attention backend is {type(full_attn_backend).__name__}; this plugin serves "
-            "it with --attention-backend triton, for prefill and decode alike"
+            f"Inkling's attention backend is {type(full_attn_backend).__name__}; this plugin "
+            "serves it with --attention-backend triton, for prefill and decode alike"
         )
 
     return wrap

@@ -1,4 +1,6 @@
-"""Runs scenarios in SGLang's engine on a CPU: `python driver.py CHECKPOINT PAGE_SIZE OUT SCENARIO...`
+"""Runs scenarios in SGLang's engine on a CPU.
+
+    python driver.py CHECKPOINT PAGE_SIZE OUT SCENARIO...
 
 Executed with SGLang's own virtual environment; writes {scenario: [{ids, cached}, ...]}.
 """
@@ -10,15 +12,6 @@ import sys
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["SGLANG_USE_CPU_ENGINE"] = "0"
-
-GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
-def prompt(length, seed):
-    """The prompts of scenarios.py, which the oracle uses too."""
-    from scenarios import make_prompt
-
-    return make_prompt(length, seed)
 
 
 def main():
@@ -32,7 +25,7 @@ def main():
             "model_path": checkpoint, "device": "cpu", "attention_backend": "triton",
             "skip_tokenizer_init": True, "disable_cuda_graph": True,
             "cuda_graph_backend_prefill": "disabled", "cuda_graph_backend_decode": "disabled",
-            "mem_fraction_static": 0.05, "max_total_tokens": 4096, "swa_full_tokens_ratio": 1.0,
+            "mem_fraction_static": 0.05, "max_total_tokens": 768, "swa_full_tokens_ratio": 1.0,
             "max_running_requests": 4, "context_length": 512, "page_size": page_size,
             "dtype": "float32", "chunked_prefill_size": max(page_size, 64),
             "disable_overlap_schedule": True, "log_level": "warning", "skip_server_warmup": True,
@@ -43,7 +36,11 @@ def main():
     results = {}
     for name in sys.argv[4:]:
         results[name] = [
-            {"ids": r["output_ids"], "cached": r["meta_info"].get("cached_tokens")}
+            {
+                "ids": r["output_ids"],
+                "cached": r["meta_info"]["cached_tokens"],
+                "retractions": r["meta_info"]["num_retractions"],
+            }
             for r in SCENARIOS[name].run(engine)
         ]
         print(name, results[name], flush=True)

@@ -1,5 +1,6 @@
 """A plugin that makes SGLang 0.5.23 start on a machine without a GPU. For tests."""
 
+import os
 import types
 
 import torch
@@ -20,6 +21,31 @@ def register():
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *args, **kwargs: None
     _no_autotuning()
+    fault = os.environ.get("SGLANG_STUB_FAULT")
+    if fault == "broken plugin":
+        _break_plugin()
+    elif fault == "zeroed snapshots":
+        _zero_snapshots()
+
+
+def _break_plugin():
+    """Our installation fails, as it would with a missing library."""
+    import inkling_rocm.sglang_plugin.symbols as symbols
+
+    def check_symbols():
+        raise ImportError("broken on purpose")
+
+    symbols.check_symbols = check_symbols
+
+
+def _zero_snapshots():
+    """What the prefix cache keeps of the convolutions is lost."""
+    import inkling_rocm.ops.short_conv as short_conv
+
+    def lose(x_TC, meta, ring, taps):
+        ring.state[ring.snapshot_slot.long()] = 0
+
+    short_conv._snapshot = lose
 
 
 def _no_autotuning():

@@ -1,0 +1,91 @@
+"""SGLang's real engine, on a CPU, with our plugin: its greedy tokens are transformers'."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sglang_plugin.checkpoint import oracle_tokens, write_checkpoint
+from tests.sglang_plugin.run_engine import needs_sglang, run_scenarios
+from tests.sglang_plugin.scenarios import SCENARIOS
+
+pytestmark = [pytest.mark.sglang, needs_sglang]
+SHORT = ["cold", "chunked", "prefix hit", "two in a batch"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("sglang") / "tiny")
+
+
+def expected(checkpoint, name: str) -> list[list[int]]:
+    scenario = SCENARIOS[name]
+    prompts = scenario.prompts
+    if scenario.follow_up:
+        count, tail = scenario.follow_up
+        prompts = [p + oracle_tokens(checkpoint, p, count) + tail for p in prompts]
+    return [oracle_tokens(checkpoint, prompt, scenario.new_tokens) for prompt in prompts]
+
+
+def check(checkpoint, results: dict, text: str, page_size: int, names: list[str]) -> None:
+    assert set(results) == set(names), text[-4000:]
+    for name in names:
+        assert [r["ids"] for r in results[name]] == expected(checkpoint, name), name
+        if page_size <= 64 and SCENARIOS[name].cached is not None:
+            assert tuple(r["cached"] for r in results[name]) == SCENARIOS[name].cached, name
+
+
+def test_tokens_are_transformers(checkpoint, tmp_path):
+    results, text = run_scenarios(checkpoint, tmp_path / "out.json", SHORT)
+    assert "inkling-rocm serves this model" in text
+    check(checkpoint, results, text, 64, SHORT)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page_size", [1, 64, 128])
+def test_every_scenario_on_every_page_size(checkpoint, tmp_path, page_size):
+    names = list(SCENARIOS)
+    results, text = run_scenarios(checkpoint, tmp_path / "out.json", names, page_size=page_size)
+    check(checkpoint, results, text, page_size, names)
+    assert max(r["retractions"] for r in results["retraction"]) > 0
+
+
+@pytest.mark.full
+def test_zeroed_snapshots_change_the_prefix_hits_only(checkpoint, tmp_path):
+    """The negative control: the tests above do depend on the snapshots."""
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", SHORT, SGLANG_STUB_FAULT="zeroed snapshots"
+    )
+    assert results, text[-4000:]
+    wrong = {
+        name for name in SHORT if [r["ids"] for r in results[name]] != expected(checkpoint, name)
+    }
+    assert wrong == {"prefix hit", "two in a batch"}
+
+
+@pytest.mark.full
+def test_a_flag_that_is_not_supported_stops_the_server(checkpoint, tmp_path):
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", ["cold"], arguments={"kv_cache_dtype": "fp8_e4m3"}
+    )
+    assert not results
+    assert "inkling-rocm's SGLang plugin does not support --kv-cache-dtype" in text
+
+
+@pytest.mark.full
+def test_a_plugin_that_cannot_be_imported_stops_the_server(checkpoint, tmp_path):
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", ["cold"], SGLANG_STUB_FAULT="broken plugin"
+    )
+    assert not results
+    assert "inkling-rocm is installed but cannot serve" in text
+    assert "broken on purpose" in text
+
+
+@pytest.mark.full
+def test_the_external_model_package_alone_selects_us(checkpoint, tmp_path):
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", ["cold"],
+        SGLANG_PLUGINS="sglang_cpu_stub",
+        SGLANG_EXTERNAL_MODEL_PACKAGE="inkling_rocm.sglang_plugin.models",
+    )  # fmt: skip
+    check(checkpoint, results, text, 64, ["cold"])
