@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def measure_variants(bench: LayerBench, args: EngineArgs, case: Case) -> Iterato
                 reason = "wants prepared weights: measure it with `bench layer`"
             if reason is None:
                 function = variant.load(context)
-                us = call_us(lambda f=function, a=given, k=kwargs: f(*a, **k), parts.device)
+                us = call_us(partial(function, *given, **kwargs), parts.device)
             yield {
                 "op": op,
                 "case": case.name,
