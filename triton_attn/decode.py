@@ -207,7 +207,6 @@ def _launch(
     profile = relative.profile.by_key if relative else None
     block_r = profile.shape[1] if relative else 16
     tokens = triton.next_power_of_2(tokens_here)
-    pdl = bool(row.options.get("launch_pdl", False))
     _decode_kernel[(programs * row_blocks, g, B)](
         out, lse, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len,
         relative.r if relative else None,
@@ -244,7 +243,6 @@ def _launch(
         MERGE_ROWS=merge_rows,
         MANY=many,
         AMD=arch.vendor == "amd",
-        PDL=pdl,
         **row.constexprs,
         **row.options,
     )  # fmt: skip
@@ -264,9 +262,9 @@ def _launch(
             BLOCK_D=block_d,
             MAX_PARTS=MAX_PARTS,
             MERGE=row.constexprs["MERGE"],
-            PDL=pdl,
+            PDL=row.constexprs["PDL"],
             num_warps=4,
-            **({"launch_pdl": True} if pdl else {}),
+            **({"launch_pdl": True} if row.constexprs["PDL"] else {}),
         )  # fmt: skip
     return out if lse is None else (out, lse)
 

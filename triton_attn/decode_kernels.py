@@ -18,7 +18,7 @@ R: rows overlap, nothing is copied.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from triton_attn.decode_merge import fold, merge_here, store_partial, store_rows, units_of
 from triton_attn.tiles import LOG2E, drain_stores, load_rows, softmax_step, visible_keys
@@ -144,8 +144,7 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
     MERGE_HERE: tl.constexpr, MERGE: tl.constexpr, MERGE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        gdc_wait()
+    if PDL:  # the merge may be launched while this kernel runs
         gdc_launch_dependents()
     program, row_block = tl.program_id(0) // ROW_BLOCKS, tl.program_id(0) % ROW_BLOCKS
     kv_head, request = tl.program_id(1), tl.program_id(2)
@@ -218,7 +217,7 @@ def _decode_kernel(
                     SCORE_MOD, WINDOW > 0, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, PACK, PAGE_SIZE,
                     BLOCK_N, HEAD_DIM, BLOCK_D,
                 )  # fmt: skip
-                if (n0 + BLOCK_N) % unit == 0:
+                if UNITS > 1 and (n0 + BLOCK_N) % unit == 0:
                     total, total_l, total_m = fold(total, total_l, total_m, acc, l, m)
                     acc, l, m = tl.zeros_like(acc), tl.zeros_like(l), nothing
         else:
@@ -231,10 +230,11 @@ def _decode_kernel(
                 True, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, PACK, PAGE_SIZE, BLOCK_N, HEAD_DIM,
                 BLOCK_D,
             )  # fmt: skip
-            if (n0 + BLOCK_N) % unit == 0:
+            if UNITS > 1 and (n0 + BLOCK_N) % unit == 0:
                 total, total_l, total_m = fold(total, total_l, total_m, acc, l, m)
                 acc, l, m = tl.zeros_like(acc), tl.zeros_like(l), nothing
-        acc, l, m = fold(total, total_l, total_m, acc, l, m)
+        if UNITS > 1:
+            acc, l, m = fold(total, total_l, total_m, acc, l, m)
         if parts == 1:
             store_rows(
                 out_ptr, lse_ptr, acc, l, m, q_token, row_head, mask_rows, offs_d, stride_out_t,

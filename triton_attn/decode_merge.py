@@ -11,7 +11,7 @@ acc [pairs, MAX_PARTS, rows, BLOCK_D] and (l, m) [pairs, MAX_PARTS, 2, rows].
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from triton_attn.tiles import LOG2E
 
@@ -141,9 +141,8 @@ def _merge_kernel(
     )
     parts = tl.cdiv(units, per)
     if PDL:
-        # Lengths were there before the split kernel started; its partial results are not.
+        # Lengths were there before the split kernel started; its partial results were not.
         gdc_wait()
-        gdc_launch_dependents()
     if (parts == 1) | (row >= q_len * GROUP):
         return
     pair = request.to(tl.int64) * tl.num_programs(1) + kv_head

@@ -1,17 +1,15 @@
 """Launch configurations of the attention kernels, per architecture, with the evidence behind
 each."""
 
-from dataclasses import replace
-
 from kernel_base.tuning import TuningRow, TuningTable
 
 # Where the measured rows come from: every configuration tried is a line of this file.
 _TUNED = "bench/results/attention_tuning_h200_2026-11-30.jsonl"
-_TUNED_EMULATED = "bench/results/attention_tuning_emulated_2026-11-30.jsonl"
-_SPILL_OF_TRITON_3_6 = (
-    "Triton 3.6 spills one VGPR (8 bytes a lane), 3.9 none; the tile cannot shrink: 16 keys are "
-    "the least a matrix instruction takes"
+_TUNED_DECODE = (
+    "bench/results/attention_decode_prototypes_h200_2026-11-30.jsonl: the same tiles, splits and "
+    "merges without units folded in registers; the rows themselves have not been timed"
 )
+_TUNED_EMULATED = "bench/results/attention_tuning_emulated_2026-11-30.jsonl"
 _GUESS = "starting point: the shape of public Triton attention configurations"
 
 
@@ -134,7 +132,7 @@ def _decode(
     merge=(True, 2),
 ):  # fmt: skip
     """`split` keys are a unit, `units` units a group; `merge`: whether the last program merges (or
-    a second launch), groups in flight."""
+    a second launch, which sm90 may start under the first one's end), groups in flight."""
     constexprs = {
         "BLOCK_N": block_n,
         "SPLIT": split,
@@ -142,6 +140,7 @@ def _decode(
         "STAGES": stages,
         "MERGE_HERE": merge[0],
         "MERGE": merge[1],
+        "PDL": arch == "sm90" and not merge[0],
     }
     return TuningRow(
         arch=arch,
@@ -157,24 +156,20 @@ def _amd_decode(arch, options):
     many = {**options, "num_warps": 8}
     return (
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 128, 1, options),
-        _decode(arch, {"bits": 32}, 16, 128, 1, many),
+        # Registers hold neither a second accumulator nor several partial results (twice below).
+        _decode(arch, {"bits": 32}, 16, 256, 1, many, units=1, merge=(True, 1)),
         _decode(arch, {"head_dim": (129, None), "rows": (None, 32)}, 32, 128, 2, options),
-        replace(
-            _decode(arch, {"head_dim": (129, None)}, 16, 128, 1, many),
-            accepted_spills=_SPILL_OF_TRITON_3_6 if arch == "gfx942" else None,
-        ),
+        _decode(arch, {"head_dim": (129, None)}, 16, 256, 1, many, units=1, merge=(True, 1)),
         _decode(arch, {"window": (1, None), "rows": (None, 32)}, 64, 128, 2, options),
-        _decode(arch, {"window": (1, None)}, 32, 128, 2, many),
+        _decode(arch, {"window": (1, None)}, 32, 128, 2, many, merge=(True, 1)),
         _decode(arch, {"rows": (None, 32)}, 64, 256, 2, options),
-        _decode(arch, {}, 32, 256, 2, many),
+        _decode(arch, {}, 32, 256, 2, many, merge=(True, 1)),
     )
 
 
 def _nvidia_decode(arch, evidence, source):
-    pdl = {"launch_pdl": True} if arch == "sm90" else {}
-    few, many = {"num_warps": 4, **pdl}, {"num_warps": 8, **pdl}
-    # A second launch overlaps the first one where launches may depend on each other.
-    merge, local = ((False, 8), (False, 2)) if pdl else ((True, 2), (True, 1))
+    few, many = {"num_warps": 4}, {"num_warps": 8}
+    merge, local = ((False, 8), (False, 2)) if arch == "sm90" else ((True, 2), (True, 1))
     return (
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 128, 2, few, merge=merge),
         _decode(arch, {"bits": 32}, 16, 128, 2, many, merge=merge),
@@ -191,7 +186,7 @@ DECODE = TuningTable(
         *_amd_decode("gfx942", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_amd_decode("gfx950", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_nvidia_decode("sm80", "guess", "sm90's row"),
-        *_nvidia_decode("sm90", "measured", _TUNED),
+        *_nvidia_decode("sm90", "guess", _TUNED_DECODE),
         *_nvidia_decode("sm100", "guess", "sm90's row"),
     ),
 )

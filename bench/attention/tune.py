@@ -78,7 +78,9 @@ def decode_configs(q_len):
             *((32, 512, 4, 5), (32, 256, 4, 5), (64, 384, 4, 3), (128, 256, 8, 5)),
         ]
     for n, split, warps, stages in tiles:
-        yield _row({"BLOCK_N": n, "SPLIT": split, "STAGES": stages}, {"num_warps": warps})
+        constexprs = {"BLOCK_N": n, "SPLIT": split, "STAGES": stages, "UNITS": 4}
+        merge = {"MERGE_HERE": False, "MERGE": 8, "PDL": True}
+        yield _row(constexprs | merge, {"num_warps": warps})
 
 
 def _measure(results, label, row, timer, fn):

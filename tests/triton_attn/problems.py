@@ -101,6 +101,7 @@ def make_problem(
 PREFILL_OPTIONS = {"BLOCK_M": 32, "BLOCK_N": 16, "STAGES": 1}
 DECODE_OPTIONS = {
     "BLOCK_N": 16, "SPLIT": 32, "UNITS": 2, "STAGES": 1, "MERGE_HERE": True, "MERGE": 2,
+    "PDL": False,
 }  # fmt: skip
 
 
