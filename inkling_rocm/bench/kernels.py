@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from inkling_rocm.bench.layer import Case, LayerBench, call_us, watching
+from inkling_rocm.bench.layer import Case, LayerBench, watching
 from inkling_rocm.bench.rows import machine
+from inkling_rocm.bench.timing import call_us
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.ops.registry import OpContext, variants_of
 from kernel_base.arch import arch_of_device

@@ -7,9 +7,7 @@ of the routed experts only those that the tokens chose.
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor
 
 from inkling_rocm.bench.rows import ceilings
+from inkling_rocm.bench.timing import eager_us, graph_us
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
@@ -31,8 +30,6 @@ from inkling_rocm.profile import torch_trace
 from inkling_rocm.profile.traffic import call_bytes
 from inkling_rocm.profile.window import PREFIX
 from kernel_base.arch import arch_of_device
-
-REPEATS = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +113,7 @@ class LayerBench:
         forward = self.prepare(case)
         forward()
         graph = on_gpu and case.tokens == 1
-        us = _graph_us(forward) if graph else _eager_us(forward, on_gpu=on_gpu)
+        us = graph_us(forward) if graph else eager_us(forward, on_gpu=on_gpu)
         ops = self._ops(case, forward, on_gpu=on_gpu)
         layers = len(model.layers)
         floor = sum(op.floor_us for op in ops.values()) / layers
@@ -249,52 +246,3 @@ def _flops(op: str, args: tuple, kwargs: dict, case: Case, model: InklingModel) 
         attention = kwargs["attention"]
         return 4 * attention.num_heads * attention.head_dim * case.keys(attention.window)
     return 0
-
-
-def call_us(call: Callable[[], Any], device: torch.device) -> float:
-    """Median time of one of ten calls in a row: launches are waited for once."""
-
-    def ten() -> None:
-        for _ in range(10):
-            call()
-
-    call()
-    return _eager_us(ten, on_gpu=device.type == "cuda") / 10
-
-
-def _eager_us(call: Callable[[], Any], *, on_gpu: bool) -> float:
-    """Median time of a call, launched op by op."""
-
-    def timed() -> Iterator[float]:
-        for _ in range(REPEATS if on_gpu else 3):
-            if on_gpu:
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            call()
-            if on_gpu:
-                torch.cuda.synchronize()
-            yield (time.perf_counter() - began) * 1e6
-
-    return statistics.median(timed())
-
-
-def _graph_us(call: Callable[[], Any]) -> float:
-    """Median time of a replay of the call, captured."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    times = []
-    for _ in range(REPEATS + 3):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3)
-    return statistics.median(times[3:])
