@@ -5,6 +5,8 @@ Each command imports what it runs inside itself: `--help` must not wait for torc
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from inkling_rocm.cli.bench import app as bench
@@ -14,6 +16,7 @@ from inkling_rocm.cli.ops import ops
 from inkling_rocm.cli.parity import parity
 from inkling_rocm.cli.profile import profile
 from inkling_rocm.cli.serve import serve
+from inkling_rocm.cli.sglang_launch import launch, sglang_command
 from inkling_rocm.cli.verify import verify
 
 app = typer.Typer(
@@ -35,4 +38,6 @@ app.add_typer(bench, name="bench")
 
 def main() -> None:
     """Entry point of the console script."""
+    if command := sglang_command(sys.argv[1:]):
+        launch(command)
     app()

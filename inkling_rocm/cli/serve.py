@@ -11,6 +11,13 @@ from inkling_rocm.cli import engine_options as options
 
 def serve(
     model_path: options.ModelPath = "demo",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="embedded, or sglang: all other arguments then go to "
+            "`python -m sglang.launch_server` as they are."
+        ),
+    ] = "embedded",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 = any free port.", min=0, max=65535)] = 30000,
     api_key: Annotated[str | None, typer.Option(help="Key clients must send.")] = None,
@@ -49,6 +56,8 @@ def serve(
     log_level: options.LogLevel = "info",
 ) -> None:
     """Serve a model over HTTP: OpenAI's endpoints, SGLang's /generate, /metrics."""
+    if engine != "embedded":
+        raise typer.BadParameter(f"--engine {engine}: choose from embedded, sglang")
     options.set_up_logging(log_level)
     args = options.engine_args(
         model_path=model_path,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from inkling_rocm.checkpoint.stream import load_stream
 from inkling_rocm.checkpoint.table import allocate
 from inkling_rocm.config import load_config
+from inkling_rocm.host import Host
 from inkling_rocm.model import InklingModel
 from inkling_rocm.model.layer import rank_attention
 from inkling_rocm.ops import resolve_ops
@@ -126,7 +127,6 @@ class InklingForConditionalGeneration(nn.Module):
         self.lm_head = _Head()
         self.logits_processor = _LogitsProcessor(config.text_config, self._logits)
         self._stack: InklingModel | None = None
-        self._host = None
         chosen = ", ".join(f"{c.op}={c.variant}" for c in self.ops.choices)
         logger.warning("inkling-rocm serves this model: %s", chosen)
 
@@ -156,8 +156,8 @@ class InklingForConditionalGeneration(nn.Module):
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch, **kwargs):
         """One step; the layout was made by the attention backend's metadata."""
-        self._attach()
-        hidden_TH = self._stack.forward(input_ids.long(), self._host)
+        stack, host = self._attach()
+        hidden_TH = stack.forward(input_ids.long(), host)
         return self.logits_processor(
             input_ids,
             hidden_TH,
@@ -173,9 +173,10 @@ class InklingForConditionalGeneration(nn.Module):
             capturer.capture(layer, topk_ids)
 
     def _logits(self, hidden_nH: Tensor) -> Tensor:
-        return self._stack.logits(hidden_nH, self._host)
+        stack, host = self._attach()
+        return stack.logits(hidden_nH, host)
 
-    def _attach(self) -> None:
+    def _attach(self) -> tuple[InklingModel, Host]:
         """Build the stack over the loaded weights, and make sure that our host feeds it."""
         from inkling_rocm.sglang_plugin.backend import InklingAttentionBackend
 
@@ -189,7 +190,7 @@ class InklingForConditionalGeneration(nn.Module):
             self._stack = InklingModel(
                 self.inkling, self.model.by_name(), self.ops, self.comm.tp_size
             )
-        self._host = backend.host
+        return self._stack, backend.host
 
 
 class InklingForConditionalGenerationMTP(nn.Module):
