@@ -12,7 +12,7 @@ SERVER = [sys.executable, "-m", "sglang.launch_server"]
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["serve", "--engine", "sglang", "--model-path", "m", "--tp", "8"], ["--model-path", "m", "--tp", "8"]),
+        (["serve", "--engine", "sglang", "--tp", "8"], ["--tp", "8"]),
         (["serve", "--model-path", "m", "--engine=sglang"], ["--model-path", "m"]),
     ],
 )  # fmt: skip
