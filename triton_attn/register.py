@@ -76,9 +76,13 @@ def _decode_cases(arch: str, row: TuningRow) -> Iterator[Case]:
     few = fact(row, "rows", 128) <= 32
     split, head_dim = int(row.constexprs["SPLIT"]), fact(row, "head_dim", 128)
     window = 48 if fact(row, "window", 0) else 0
-    for heads, q_len in ((8, 1), (8, 4)) if few else ((64, 1), (64, 2)):
+    # The window's small rows also prove the merge as a launch of its own, on every architecture.
+    launched = replace(row, constexprs={**row.constexprs, "MERGE_HERE": False})
+    for heads, q_len, merged in (
+        ((8, 1, row), (8, 4, launched if window else row)) if few else ((64, 1, row), (64, 2, row))
+    ):
 
-        def run(device: torch.device, heads=heads, q_len=q_len) -> list[Outcome]:
+        def run(device: torch.device, heads=heads, q_len=q_len, row=merged) -> list[Outcome]:
             case = make_case(
                 (q_len, q_len), (2 * split + 21, q_len + 3), heads=heads, kv_heads=1,
                 head_dim=head_dim, window=window, extent=48, dtype=_dtype(row), device=device,
