@@ -205,7 +205,7 @@ def _launch(
     relative = score_mod if isinstance(score_mod, RelativeBias) else None
     programs = min(most_parts, enough, MAX_PARTS)
     profile = relative.profile.by_key if relative else None
-    block_r = profile.shape[1] if relative else 16
+    block_r = 16 if profile is None else profile.shape[1]
     tokens = triton.next_power_of_2(tokens_here)
     _decode_kernel[(programs * row_blocks, g, B)](
         out, lse, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len,

@@ -29,7 +29,7 @@ def main():
             "max_running_requests": 4, "context_length": 512, "page_size": page_size,
             "dtype": "float32", "chunked_prefill_size": max(page_size, 64),
             "disable_overlap_schedule": True, "log_level": "warning", "skip_server_warmup": True,
-            "max_mamba_cache_size": 40, "mamba_track_interval": 64,
+            "max_mamba_cache_size": 40, "mamba_track_interval": max(page_size, 64),
             **extra,
         }
     )  # fmt: skip

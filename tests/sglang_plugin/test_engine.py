@@ -43,9 +43,19 @@ def test_tokens_are_transformers(checkpoint, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("page_size", [1, 64, 128])
 def test_every_scenario_on_every_page_size(checkpoint, tmp_path, page_size):
-    names = list(SCENARIOS)
+    names = [name for name in SCENARIOS if name != "retraction"]
     results, text = run_scenarios(checkpoint, tmp_path / "out.json", names, page_size=page_size)
     check(checkpoint, results, text, page_size, names)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page_size", [1, 64, 128])
+def test_retracted_requests_are_resumed(checkpoint, tmp_path, page_size):
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", ["retraction"], page_size=page_size,
+        SGLANG_TEST_RETRACT="1", SGLANG_TEST_RETRACT_INTERVAL="17",
+    )  # fmt: skip
+    check(checkpoint, results, text, page_size, ["retraction"])
     assert max(r["retractions"] for r in results["retraction"]) > 0
 
 
