@@ -69,7 +69,9 @@ def test_zeroed_snapshots_change_the_prefix_hits_only(checkpoint, tmp_path):
     wrong = {
         name for name in SHORT if [r["ids"] for r in results[name]] != expected(checkpoint, name)
     }
-    assert wrong == {"prefix hit", "two in a batch"}
+    # The cold prompts stay right. Of the hits, the one that ends 13 tokens behind its snapshot
+    # must notice; the other ends 22 behind it, and its choice of tokens may survive.
+    assert {"two in a batch"} <= wrong <= {"prefix hit", "two in a batch"}
 
 
 @pytest.mark.full
