@@ -101,3 +101,28 @@ def test_the_external_model_package_alone_selects_us(checkpoint, tmp_path):
         SGLANG_EXTERNAL_MODEL_PACKAGE="inkling_rocm.sglang_plugin.models",
     )  # fmt: skip
     check(checkpoint, results, text, 64, ["cold"])
+
+
+@pytest.mark.full
+def test_two_ranks_give_the_tokens_of_one(checkpoint, tmp_path):
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", SHORT, arguments={"tp_size": 2},
+        SGLANG_CPU_OMP_THREADS_BIND="0|1",
+    )  # fmt: skip
+    check(checkpoint, results, text, 64, SHORT)
+
+
+@pytest.mark.full
+def test_without_the_plugin_sglang_loses_a_key(checkpoint, tmp_path):
+    """SGLang's own decode sees one key less than the window: the tests above run our code."""
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", ["cold"],
+        SGLANG_PLUGINS="sglang_cpu_stub", SGLANG_STUB_FAULT="SGLang's own model",
+    )  # fmt: skip
+    assert results, text[-4000:]
+    assert "inkling-rocm serves this model" not in text
+    short, long = zip(results["cold"], expected(checkpoint, "cold"), strict=True)
+    # The first token comes from the prefill, whose window is right; so are short contexts.
+    assert short[0]["ids"] == short[1]
+    assert long[0]["ids"][0] == long[1][0]
+    assert long[0]["ids"] != long[1]

@@ -26,6 +26,10 @@ def register():
         _break_plugin()
     elif fault == "zeroed snapshots":
         _zero_snapshots()
+    elif fault == "SGLang's own model":
+        import sglang.srt.models.inkling_common.moe as moe
+
+        moe._FP32_GEMM_UPCAST = True  # torch.mm(out_dtype=) has no CPU kernel
 
 
 def _break_plugin():
