@@ -1,8 +1,8 @@
 """The two grouped products for Hopper, warp-specialised in Gluon: results as grouped.py's.
 
-With thousands of tokens these products are bound by the traffic between L2 and the multiprocessors
-(measured: 93 % of its peak with 128-row blocks). So a block has 256 rows, which is all that most
-experts have: their weights cross once.
+With thousands of tokens these products are bound by the traffic between L2 and the multiprocessors:
+93 % of its peak with 128-row blocks (bench/results/moe_profile_h200_2026-11-30.jsonl). So a block
+has 256 rows, which is all that most experts have: their weights cross once.
 
 One producer warp group fills a ring of shared-memory stages: weights (and the inner activations) by
 bulk tensor copies, the gathered token rows by asynchronous copies. Four consumer warp groups own 64
