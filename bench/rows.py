@@ -48,6 +48,23 @@ def result_row(
     }
 
 
+class Rows:
+    """Appends measured rows of one device to a file as they come, so that an interrupted run keeps
+    what it measured."""
+
+    def __init__(self, path: str, *, device: str, arch: str):
+        self.path, self.device, self.arch = path, device, arch
+
+    def add(self, op: str, case: str, outcome: str, **measurements) -> None:
+        row = result_row(
+            op, case, device=self.device, arch=self.arch, gate=outcome, evidence="measured",
+            **measurements,
+        )  # fmt: skip
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(op, case, outcome, measurements, flush=True)
+
+
 def append(name: str, rows: list[dict]) -> Path:
     """Append rows to bench/results/{name}.jsonl and return the file."""
     RESULTS.mkdir(exist_ok=True)

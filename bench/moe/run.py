@@ -10,7 +10,6 @@ missing. Rows are appended as JSON; a case whose kernel failed its gate has no t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 
@@ -30,7 +29,7 @@ from bench.moe.problems import (
     make_weights,
 )
 from bench.moe.timing import ceilings, count_launches, time_calls
-from bench.rows import result_row
+from bench.rows import Rows
 from kernel_base.arch import arch_of_device
 from moe_aiter import GateWorkspace, dense_mlp, experts, gate
 from moe_aiter.problems import Problem, make_gate_problem
@@ -41,23 +40,6 @@ LAYER_TOKENS = (1, 4, 32, 1024, 8192)
 GATE_TOKENS = (1, 64, 4096, 16384)
 DENSE_TOKENS = (1, 16, 1024, 8192)
 ROUTE_SCALE = 8.0
-
-
-class Rows:
-    """Appends rows to a file as they come, so that an interrupted run keeps what it measured."""
-
-    def __init__(self, path: str):
-        self.path, self.device = path, torch.cuda.get_device_name()
-        self.arch = arch_of_device("cuda:0").name
-
-    def add(self, op: str, case: str, outcome: str, **measurements) -> None:
-        row = result_row(
-            op, case, device=self.device, arch=self.arch, gate=outcome, evidence="measured",
-            **measurements,
-        )  # fmt: skip
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(op, case, outcome, measurements, flush=True)
 
 
 def ours(call: Problem) -> torch.Tensor:
@@ -212,7 +194,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.peer:
         sys.path.insert(0, options.peer)
-    rows = Rows(options.out)
+    rows = Rows(
+        options.out, device=torch.cuda.get_device_name(), arch=arch_of_device("cuda:0").name
+    )
     failed = list(small_gate(rows)) if "small" in options.what else []
     bytes_per_s, flops = ceilings()
     rows.add("ceilings", "this device", "none", bytes_per_s=bytes_per_s, flops=flops)

@@ -9,7 +9,6 @@ measured here. The peer of sampling is the usual sort: softmax, sort, cumulative
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from bench.moe.timing import ceilings, count_launches, time_calls
-from bench.rows import result_row
+from bench.rows import Rows
 from inkling_rocm.engine.device_sampler import DeviceSampler
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.request import SamplingParams
@@ -51,23 +50,6 @@ def make_logits(shape: str, n: int) -> torch.Tensor:
         ranks = torch.rand(n, VOCABULARY, device="cuda").argsort(-1) + 1
         return -1.5 * ranks.float().log()
     return torch.randn(n, VOCABULARY, device="cuda") * float(shape.split()[1])
-
-
-class Rows:
-    """Appends rows as they come."""
-
-    def __init__(self, path: str):
-        self.path, self.device = path, torch.cuda.get_device_name()
-        self.arch = arch_of_device("cuda:0").name
-
-    def add(self, op: str, case: str, outcome: str, **measurements) -> None:
-        row = result_row(
-            op, case, device=self.device, arch=self.arch, gate=outcome, evidence="measured",
-            **measurements,
-        )  # fmt: skip
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(op, case, outcome, measurements, flush=True)
 
 
 def sort_sampler(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -177,7 +159,11 @@ def measure_head(out: Rows, rate: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True)
-    out = Rows(parser.parse_args().out)
+    out = Rows(
+        parser.parse_args().out,
+        device=torch.cuda.get_device_name(),
+        arch=arch_of_device("cuda:0").name,
+    )
     rate, _ = ceilings()
     print(f"copy rate {rate / 1e12:.2f} TB/s", flush=True)
     measure_head(out, rate)

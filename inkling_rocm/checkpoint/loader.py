@@ -35,7 +35,7 @@ _QUANTISED_DTYPES = ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "
 _QUANTISED_SUFFIXES = (
     "scale", "scale2", "scales", "scale_inv", "blocks", "input_amax", "original_shape", "packed",
 )  # fmt: skip
-_PART_PREFIXES = {"mtp": "model.mtp.", "audio": "model.audio.", "vision": "model.visual."}
+PART_PREFIXES = {"mtp": "model.mtp.", "audio": "model.audio.", "vision": "model.visual."}
 _SHOWN = 8  # names listed before an error or a report says how many more there are
 
 
@@ -227,7 +227,7 @@ def _explain_rest(
             if entry.name not in weights:
                 unused.setdefault(f"{entry.part}: not asked for", []).append(name)
             continue
-        part = next((p for p, prefix in _PART_PREFIXES.items() if name.startswith(prefix)), None)
+        part = next((p for p, prefix in PART_PREFIXES.items() if name.startswith(prefix)), None)
         if name == "model.mtp.chain_norm.weight":
             unused.setdefault("mtp: chain_hidden_post_norm is false", []).append(name)
         elif part is not None and part not in loaded_parts:

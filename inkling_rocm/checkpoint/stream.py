@@ -8,10 +8,9 @@ from torch import Tensor
 
 from inkling_rocm.checkpoint.entry import copy_from_file
 from inkling_rocm.checkpoint.files import CheckpointError
-from inkling_rocm.checkpoint.table import released_names
+from inkling_rocm.checkpoint.loader import PART_PREFIXES
+from inkling_rocm.checkpoint.table import released_names, weight_entries
 from inkling_rocm.config import InklingConfig
-
-_OTHER_PARTS = ("model.mtp.", "model.audio.", "model.visual.")
 
 
 def load_stream(
@@ -34,13 +33,14 @@ def load_stream(
     known = released_names(config)
     missing = {
         piece.name
-        for name in weights
-        for piece in next(e for e in _entries(config) if e.name == name).pieces
+        for entry in weight_entries(config)
+        if entry.name in weights
+        for piece in entry.pieces
     }
     used = 0
     for name, tensor in stream:
         if name not in known:
-            if name.startswith(_OTHER_PARTS):
+            if name.startswith(tuple(PART_PREFIXES.values())):
                 continue
             raise CheckpointError(f"tensor {name} is not one of this model's; check config.json")
         entry, index = known[name]
@@ -64,9 +64,3 @@ def load_stream(
     if complete and missing:
         raise CheckpointError(f"{len(missing)} tensors are missing, among them {min(missing)}")
     return used
-
-
-def _entries(config: InklingConfig):
-    from inkling_rocm.checkpoint.table import weight_entries
-
-    return weight_entries(config)

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from inkling_rocm.config import TextConfig
 from inkling_rocm.host import (
-    CONV_STREAMS,
     BatchMeta,
     Comm,
     ConvStateView,
@@ -126,7 +125,6 @@ class SGLangHost:
         )
 
     def conv(self, layer: int, stream: ConvStream) -> ConvStateView:
-        assert stream in CONV_STREAMS
         index = STREAM_INDEX[stream][self._text.layer_is_local[layer]]
         pool_layer = self._requests.mamba2_layer_index(layer)
         state = self._requests.mamba_pool.mamba_cache.conv[index][pool_layer]
