@@ -1,4 +1,7 @@
-"""Flags of SGLang that this plugin does not serve, each refused with its reason."""
+"""Flags of SGLang that this plugin does not serve, each refused with its reason.
+
+A field that SGLang no longer has is an AttributeError: a refusal must not lapse by a renaming.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ Refusal = tuple[str, Callable[[Any], bool], str]
 
 
 def _set(name: str) -> Callable[[Any], bool]:
-    return lambda args: bool(getattr(args, name, None))
+    return lambda args: bool(getattr(args, name))
 
 
 def _above_one(name: str) -> Callable[[Any], bool]:
-    return lambda args: (getattr(args, name, 1) or 1) > 1
+    return lambda args: (getattr(args, name) or 1) > 1
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -37,12 +40,12 @@ REFUSALS: tuple[Refusal, ...] = (
     ("--enable-multimodal", _set("enable_multimodal"), "the image and audio towers do not run yet"),
     (
         "--kv-cache-dtype",
-        lambda args: getattr(args, "kv_cache_dtype", "auto") not in ("auto", "bfloat16", "bf16"),
+        lambda args: args.kv_cache_dtype not in ("auto", "bfloat16", "bf16"),
         "keys and values are kept in the model's dtype",
     ),
     (
         "--disaggregation-mode",
-        lambda args: getattr(args, "disaggregation_mode", "null") not in (None, "null"),
+        lambda args: args.disaggregation_mode not in (None, "null"),
         "prefill-decode disaggregation is not tested",
     ),
     (

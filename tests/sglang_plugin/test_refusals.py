@@ -42,6 +42,14 @@ def test_a_refused_flag_is_named(name):
         refuse_unsupported(arguments)
 
 
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_renamed_flag_does_not_lift_its_refusal(name):
+    arguments = types.SimpleNamespace(**ACCEPTED)
+    delattr(arguments, name)
+    with pytest.raises(AttributeError, match=name):
+        refuse_unsupported(arguments)
+
+
 def test_a_failed_installation_leaves_classes_that_refuse(monkeypatch):
     registry = types.SimpleNamespace(models={name: object for name in ARCHITECTURES})
     for name in ("sglang", "sglang.srt", "sglang.srt.models"):
