@@ -149,13 +149,14 @@ class ResidualProblem:
     conv: Tensor
     norm: Tensor
     state: Tensor
+    tapped: bool = False
 
 
 def make_residual_problem(
     rows: Sequence[Row], *, hidden: int, ring_len: int, dtype: torch.dtype, taps: int = 4,
-    second: bool = False, extra: int = 0,
+    second: bool = False, extra: int = 0, tapped: bool = False,
 ) -> ResidualProblem:  # fmt: skip
-    """Random rows `extra` elements apart."""
+    """Random rows `extra` elements apart; tapped: with a block drafter's tap."""
     normal, layout = _normals(1), make_layout(rows, taps)
     T = layout.meta.num_tokens
     return ResidualProblem(
@@ -166,6 +167,7 @@ def make_residual_problem(
         conv=0.4 * normal(taps, hidden),
         norm=(1 + 0.2 * normal(hidden)).to(dtype),
         state=make_state(layout, ring_len, hidden, taps, normal).to(dtype),
+        tapped=tapped,
     )
 
 
@@ -184,12 +186,18 @@ def run_residual(
     ring = _ring(layout, state)
     if problem.second is not None:
         options["second_partial_TH"] = _copy(problem.second, device, dtype)
+    shown = {}
+    if problem.tapped:  # columns of a wider buffer, as several layers' taps lie side by side
+        T, H = problem.partial.shape
+        wide = torch.full((T, 3 * H), float("nan"), dtype=dtype, device=device)
+        options["tap_TH"] = wide[:, H : 2 * H]
+        shown["tap"] = wide
     normed, residual = op(
         _copy(problem.partial, device, dtype), _copy(problem.residual, device, dtype),
         conv_WH=problem.conv.to(device), norm_H=_copy(problem.norm, device, dtype), eps=EPS,
         meta=layout.meta, ring=ring, comm=SingleRank(), **options,
     )  # fmt: skip
-    return _shown(normed=normed, residual=residual, ring=state)
+    return _shown(normed=normed, residual=residual, ring=state, **shown)
 
 
 def _ring(layout: Layout, state: Tensor) -> ConvStateView:

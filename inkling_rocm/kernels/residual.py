@@ -3,6 +3,7 @@
     y        = cast(partial [+ second])            the reduced sum, rounded before taps and ring
     residual = residual + cast(short_conv(y))      rounded
     normed   = rms_norm(residual)
+    tap      = cast(y + the residual argument)     only where a block drafter asks for it
 
 One program takes TOKENS consecutive rows, because the norm needs the row and the fp32 convolution
 weights (16 bytes a channel, more than a row's other data) then serve all of them: from registers
@@ -46,8 +47,8 @@ def _raw_input(x_ptr, second_ptr, at, second_at, offs, mask):
 def _residual_conv_norm_kernel(
     normed_ptr, residual_out_ptr, x_ptr, second_ptr, residual_ptr, conv_ptr, norm_ptr, ring_ptr,
     positions_ptr, token_row_ptr, q_start_ptr, ring_slot_ptr, token_slot_ptr, history_ptr,
-    snapshot_slot_ptr, snapshot_position_ptr, num_tokens, stride_x_t, stride_second_t,
-    stride_residual_t, eps,
+    snapshot_slot_ptr, snapshot_position_ptr, tap_ptr, num_tokens, stride_x_t, stride_second_t,
+    stride_residual_t, stride_tap_t, eps,
     H: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr, DECODE: tl.constexpr,
     WRITE_RING: tl.constexpr, TOKENS: tl.constexpr, KEEP: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
@@ -80,6 +81,9 @@ def _residual_conv_norm_kernel(
         x_at, second_at = token * stride_x_t, token * stride_second_t
         x = _raw_input(x_ptr, second_ptr, x_at, second_at, offs, mask)
         residual = tl.load(residual_ptr + token * stride_residual_t + offs, mask=mask, other=0.0)
+        if tap_ptr is not None:
+            tap = residual.to(tl.float32) + x.to(tl.float32)
+            tl.store(tap_ptr + token * stride_tap_t + offs, tap.to(x.dtype), mask=mask)
         acc = tl.zeros([BLOCK_H], tl.float32)
         for j in tl.static_range(TAPS - 1):
             distance = TAPS - 1 - j
@@ -133,6 +137,7 @@ def residual_conv_norm(
     ring: ConvStateView,
     comm: Comm,
     second_partial_TH: torch.Tensor | None = None,
+    tap_TH: torch.Tensor | None = None,
     arch: Arch | str | None = None,
     row: TuningRow | None = None,
     tail_row: TuningRow | None = None,
@@ -143,7 +148,7 @@ def residual_conv_norm(
     ranks comes before, through `comm`.
 
     Args:
-        partial_TH, second_partial_TH, residual_TH: rows of any pitch.
+        partial_TH, second_partial_TH, residual_TH, tap_TH: rows of any pitch.
         row, tail_row: launch configurations; None = the tables'.
     Returns: (normed, residual), both contiguous and new.
     Raises: ValueError: an argument does not fit, or no tuning row.
@@ -159,6 +164,8 @@ def residual_conv_norm(
     check_ring(op, "ring", ring, H, taps, residual_TH.dtype)
     if second_partial_TH is not None:
         check_rows(op, "second_partial", second_partial_TH, H, residual_TH)
+    if tap_TH is not None:
+        check_rows(op, "tap", tap_TH, H, residual_TH)
     if comm.tp_size > 1:
         if second_partial_TH is not None:
             partial_TH = partial_TH + second_partial_TH
@@ -175,8 +182,9 @@ def residual_conv_norm(
     _residual_conv_norm_kernel[(triton.cdiv(T, row.constexprs["TOKENS"]),)](
         normed_TH, out_TH, partial_TH, second, residual_TH, conv_WH, norm_H, ring.state,
         meta.positions, meta.token_row, meta.q_start, ring.slot, ring.token_slot, ring.history,
-        ring.snapshot_slot, ring.snapshot_position, T, partial_TH.stride(0),
-        0 if second is None else second.stride(0), residual_TH.stride(0), eps,
+        ring.snapshot_slot, ring.snapshot_position, tap_TH, T, partial_TH.stride(0),
+        0 if second is None else second.stride(0), residual_TH.stride(0),
+        0 if tap_TH is None else tap_TH.stride(0), eps,
         H=H,
         TAPS=taps,
         RING=ring_len,

@@ -129,12 +129,18 @@ class Layer:
         )
 
     def forward(
-        self, normed_TH: Tensor, residual_TH: Tensor, next_norm_H: Tensor, host: Host
+        self,
+        normed_TH: Tensor,
+        residual_TH: Tensor,
+        next_norm_H: Tensor,
+        host: Host,
+        tap_TH: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the layer.
 
         Args: normed_TH: the residual stream, normed by this layer's attn_norm; next_norm_H: the
-            weight that norms this layer's result: the next layer's attn_norm, or the final norm.
+            weight that norms this layer's result: the next layer's attn_norm, or the final norm;
+            tap_TH: gets the tap of this layer's second residual_conv_norm.
         Returns: (normed, residual), both [T, H].
         """
         w = self.weights
@@ -143,6 +149,8 @@ class Layer:
             ("mlp", self.mlp, next_norm_H),
         )
         for stream, branch, norm_H in halves:
+            # Not passed where it is not wanted: watchers of ops see the usual calls.
+            tap = {"tap_TH": tap_TH} if stream == "mlp" and tap_TH is not None else {}
             normed_TH, residual_TH = self.ops.residual_conv_norm(
                 branch(normed_TH, host),
                 residual_TH,
@@ -152,5 +160,6 @@ class Layer:
                 meta=host.meta,
                 ring=host.conv(self.index, stream),
                 comm=host.comm,
+                **tap,
             )
         return normed_TH, residual_TH

@@ -63,10 +63,14 @@ class InklingModel:
             for name in names - set(layer.weights):
                 del self.weights[f"layers.{layer.index}.{name}"]
 
-    def forward(self, input_ids: Tensor, host: Host) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, host: Host, taps: Mapping[int, Tensor] | None = None
+    ) -> Tensor:
         """Hidden states after the final norm, before the muP division.
 
-        Args:    input_ids: int64 [T].
+        Args:    input_ids: int64 [T]. taps: by layer number, where a block drafter wants that
+                 layer's features: [T, H] in the model dtype, rows may be strided; they get the
+                 residual stream plus the layer's MLP output as it is before its short convolution.
         Returns: [T, H] in the model dtype.
         """
         text, w = self.config.text, self.weights
@@ -76,8 +80,11 @@ class InklingModel:
         normed_TH = self.ops.rms_norm(
             residual_TH, self.layers[0].weights["attn_norm"], text.rms_norm_eps
         )
+        taps = taps or {}
         for layer, next_norm_H in zip(self.layers, self.next_norms, strict=True):
-            normed_TH, residual_TH = layer.forward(normed_TH, residual_TH, next_norm_H, host)
+            normed_TH, residual_TH = layer.forward(
+                normed_TH, residual_TH, next_norm_H, host, taps.get(layer.index)
+            )
         return normed_TH
 
     def logits(self, hidden_nH: Tensor, host: Host) -> Tensor:

@@ -79,8 +79,9 @@ def assert_passed(found) -> None:
 @pytest.mark.parametrize(("batch", "ring_len", "dtype"), BATCHES)
 def test_residual_conv_norm(target, batch, ring_len, dtype):
     problem = make_residual_problem(
-        batch, hidden=72, ring_len=ring_len, dtype=dtype, second=dtype is BF16, extra=ring_len
-    )
+        batch, hidden=72, ring_len=ring_len, dtype=dtype, second=dtype is BF16, extra=ring_len,
+        tapped=dtype is not FP32,
+    )  # fmt: skip
     with target.active():
         assert_passed(residual_outcomes(problem, target.device, arch=target.arch))
 
@@ -246,9 +247,30 @@ def _forgets_the_snapshot(partial, residual, *, ring, **options):
     return torch_residual(partial, residual, ring=without, **options)
 
 
-@pytest.mark.parametrize("wrong", [_keeps_no_tail, _ignores_the_history, _forgets_the_snapshot])
+def _taps_the_stream_alone(partial, residual, *, tap_TH, **options):
+    result = torch_residual(partial, residual, **options)
+    tap_TH.copy_(residual)
+    return result
+
+
+def _taps_after_the_convolution(partial, residual, *, tap_TH, **options):
+    normed, residual = torch_residual(partial, residual, **options)
+    tap_TH.copy_(residual)
+    return normed, residual
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _keeps_no_tail,
+        _ignores_the_history,
+        _forgets_the_snapshot,
+        _taps_the_stream_alone,
+        _taps_after_the_convolution,
+    ],
+)
 def test_a_wrong_residual_is_noticed(wrong):
-    problem = make_residual_problem(SNAPSHOTS, hidden=24, ring_len=4, dtype=BF16)
+    problem = make_residual_problem(SNAPSHOTS, hidden=24, ring_len=4, dtype=BF16, tapped=True)
     found = outcomes(problem, run_residual, wrong, torch_residual, "cpu")
     assert not all(judge(outcome).passed for outcome in found)
 
