@@ -6,10 +6,38 @@ everything. Calls come from the engine's thread and must return quickly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from inkling_rocm.engine.request import FinishReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationSnapshot:
+    """What speculation has done since the start; a row's part of a verification counts as one.
+
+    Attributes:
+        num_steps: draft steps of the last round.
+        rounds: verification forwards. verifications: rows in them.
+        drafted, accepted: drafts by depth, from depth 0 on. A draft counts as drafted at its depth
+            whether or not the drafts before it were accepted.
+        lengths: verifications by how many drafts they accepted, from none on.
+        accept_length: tokens a verification gave lately, the sampled one included; accept_rate:
+            share of drafts accepted lately. 0 before the first round.
+        seconds: of the rounds that were timed. timed_rounds: how many were.
+    """
+
+    num_steps: int
+    rounds: int
+    verifications: int
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    lengths: tuple[int, ...]
+    accept_length: float
+    accept_rate: float
+    seconds: float
+    timed_rounds: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +53,7 @@ class EngineStats:
         prompt_tokens, generated_tokens: computed prompt tokens (recomputed ones too) and sampled
             tokens since the start.
         preemptions, requests_finished: since the start.
+        speculation: None without it.
     """
 
     queued: int
@@ -37,6 +66,7 @@ class EngineStats:
     generated_tokens: int
     preemptions: int
     requests_finished: int
+    speculation: SpeculationSnapshot | None = None
 
 
 class EngineMetrics(Protocol):
@@ -53,6 +83,18 @@ class EngineMetrics(Protocol):
 
     def inter_token(self, seconds: float) -> None:
         """Between two tokens of one continuation."""
+        ...
+
+    def speculation_round(
+        self,
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        *,
+        steps: int,
+        seconds: float | None,
+    ) -> None:
+        """Drafts of a round were verified: how many each row had and how many were accepted.
+        `seconds` is None where the round was not timed."""
         ...
 
     def finished(
@@ -72,6 +114,16 @@ class NoMetrics:
         pass
 
     def inter_token(self, seconds: float) -> None:
+        pass
+
+    def speculation_round(
+        self,
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        *,
+        steps: int,
+        seconds: float | None,
+    ) -> None:
         pass
 
     def finished(

@@ -71,6 +71,32 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftCounts:
+    """What speculation did for one continuation.
+
+    Attributes:
+        verify_ct: verifications. proposed, correct: drafts verified and accepted.
+        histogram: verifications by how many drafts they accepted, from none to the most seen.
+    """
+
+    verify_ct: int = 0
+    proposed: int = 0
+    correct: int = 0
+    histogram: tuple[int, ...] = ()
+
+    def after(self, drafted: int, accepted: int) -> DraftCounts:
+        """The counts with one more verification."""
+        histogram = list(self.histogram) + [0] * (accepted + 1 - len(self.histogram))
+        histogram[accepted] += 1
+        return DraftCounts(
+            verify_ct=self.verify_ct + 1,
+            proposed=self.proposed + drafted,
+            correct=self.correct + accepted,
+            histogram=tuple(histogram),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Update:
     """What became new on one continuation since the last update.
 
@@ -83,6 +109,7 @@ class Update:
             first).
         finish_reason: None while running; matched_stop: the id or text that ended it.
         prompt_tokens, completion_tokens, cached_tokens: counts so far.
+        drafts: what speculation did so far; None before the first verification.
     """
 
     index: int
@@ -96,6 +123,7 @@ class Update:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    drafts: DraftCounts | None = None
 
 
 class RequestError(ValueError):

@@ -8,7 +8,13 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from inkling_rocm.engine.handle import RequestHandle
-from inkling_rocm.engine.request import RequestError, SamplingParams, TokenLogprob, Update
+from inkling_rocm.engine.request import (
+    DraftCounts,
+    RequestError,
+    SamplingParams,
+    TokenLogprob,
+    Update,
+)
 
 if TYPE_CHECKING:
     from inkling_rocm.engine.engine import Engine
@@ -42,6 +48,20 @@ def sampling_params_from(given: Mapping[str, Any] | SamplingParams | None) -> Sa
     if "logit_bias" in values:
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     return SamplingParams(**values)
+
+
+def _speculation(drafts: DraftCounts, completion_tokens: int) -> dict[str, Any]:
+    """What SGLang reports in meta_info; the rate has no bonus token in it, the length has."""
+    meta: dict[str, Any] = {"spec_correct_drafts_histogram": list(drafts.histogram)}
+    if drafts.proposed:
+        meta |= {
+            "spec_accept_rate": drafts.correct / drafts.proposed,
+            "spec_accept_length": completion_tokens / drafts.verify_ct,
+            "spec_num_correct_drafts": drafts.correct,
+            "spec_num_proposed_drafts": drafts.proposed,
+            "spec_verify_ct": drafts.verify_ct,
+        }
+    return meta
 
 
 class _Output:
@@ -78,6 +98,8 @@ class _Output:
             "cached_tokens": update.cached_tokens,
             "e2e_latency": time.perf_counter() - self.started,
         }
+        if update.drafts is not None:
+            meta |= _speculation(update.drafts, update.completion_tokens)
         if generation.return_logprob:
             start = generation.logprob_start_len
             prompt = self.prompt_logprobs[start:] if start >= 0 else []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from inkling_rocm.engine import Engine
-from inkling_rocm.engine.metrics import EngineStats
+from inkling_rocm.engine.metrics import EngineStats, SpeculationSnapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,6 +47,12 @@ class PrometheusMetrics:
             buckets=_STEP_BUCKETS,
             registry=self.registry,
         )
+        self._round_seconds = Histogram(
+            "inkling_spec_round_seconds",
+            "One round of speculation, drafts and verification.",
+            buckets=_STEP_BUCKETS,
+            registry=self.registry,
+        )
         self._finished = Counter(
             "inkling_requests_finished",
             "Continuations that ended, by reason.",
@@ -63,6 +69,17 @@ class PrometheusMetrics:
 
     def inter_token(self, seconds: float) -> None:
         self._inter_token.observe(seconds)
+
+    def speculation_round(
+        self,
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        *,
+        steps: int,
+        seconds: float | None,
+    ) -> None:
+        if seconds is not None:
+            self._round_seconds.observe(seconds)
 
     def finished(
         self, reason: str, *, prompt_tokens: int, completion_tokens: int, seconds: float
@@ -102,6 +119,51 @@ class EngineGauges:
             yield CounterMetricFamily(name, text, value=value)
         yield _by_pool("inkling_pages_used", "K/V pages in use, by pool.", stats.pages_used)
         yield _by_pool("inkling_pages", "K/V pages, by pool.", stats.pages_total)
+        if stats.speculation is not None:
+            yield from _speculation(stats.speculation)
+
+
+def _speculation(stats: SpeculationSnapshot) -> Iterator[Metric]:
+    """Names after inkling_ are SGLang's where it has them."""
+    gauges = {
+        "inkling_spec_accept_length": (
+            "Tokens a verification gave lately: accepted drafts and the sampled token.",
+            stats.accept_length,
+        ),
+        "inkling_spec_accept_rate": ("Share of drafts accepted lately.", stats.accept_rate),
+        "inkling_spec_num_steps": ("Draft steps of the last round.", stats.num_steps),
+        "inkling_spec_num_draft_tokens": (
+            "Tokens a row verified in the last round.",
+            stats.num_steps + 1,
+        ),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(name, text, value=value)
+    counters = {
+        "inkling_spec_rounds": ("Verification forwards.", stats.rounds),
+        "inkling_spec_verify_calls": ("Verifications, one a row.", stats.verifications),
+    }
+    for name, (text, count) in counters.items():
+        yield CounterMetricFamily(name, text, value=count)
+    yield _by_number(
+        "inkling_spec_proposed_drafts", "Drafts verified, by depth.", "depth", stats.drafted
+    )
+    yield _by_number(
+        "inkling_spec_correct_drafts", "Drafts accepted, by depth.", "depth", stats.accepted
+    )
+    yield _by_number(
+        "inkling_spec_verifications",
+        "Verifications by how many drafts they accepted.",
+        "correct_drafts",
+        stats.lengths,
+    )
+
+
+def _by_number(name: str, text: str, label: str, counts: Sequence[int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for number, count in enumerate(counts):
+        family.add_metric([str(number)], count)
+    return family
 
 
 def _by_pool(name: str, text: str, values: dict[str, int]) -> Metric:
