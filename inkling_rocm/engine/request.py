@@ -109,7 +109,7 @@ class Update:
             first).
         finish_reason: None while running; matched_stop: the id or text that ended it.
         prompt_tokens, completion_tokens, cached_tokens: counts so far.
-        drafts: what speculation did so far; None before the first verification.
+        draft_counts: what speculation did so far; None before the first verification.
     """
 
     index: int
@@ -123,7 +123,7 @@ class Update:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    drafts: DraftCounts | None = None
+    draft_counts: DraftCounts | None = None
 
 
 class RequestError(ValueError):

@@ -62,7 +62,7 @@ class Sequence:
         slot: sequence slot while running, else 0.
         siblings: continuations that start from this one's prompt once it is computed.
         finished: why it ended, None while it has not. retired: its end was reported.
-        drafts: what speculation did for it; None before its first verification.
+        draft_counts: what speculation did for it; None before its first verification.
     """
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None):
@@ -78,7 +78,7 @@ class Sequence:
         self.finished: FinishReason | None = None
         self.retired = False
         self.last_token_time = 0.0
-        self.drafts: DraftCounts | None = None
+        self.draft_counts: DraftCounts | None = None
         self.constraint = None if request.constraint is None else request.constraint.copy()
         self.edits = LogitEdits(
             params, request.prompt_ids, sorted(request.stop_ids), self.constraint
@@ -186,7 +186,7 @@ class Sequence:
             error=self._error,
             prompt_tokens=self.prompt_len,
             completion_tokens=self.generated,
-            drafts=self.drafts,
+            draft_counts=self.draft_counts,
         )
         self._reported = True
         self._new_ids, self._new_text, self._new_logprobs = [], [], []

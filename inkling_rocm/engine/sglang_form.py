@@ -98,8 +98,8 @@ class _Output:
             "cached_tokens": update.cached_tokens,
             "e2e_latency": time.perf_counter() - self.started,
         }
-        if update.drafts is not None:
-            meta |= _speculation(update.drafts, update.completion_tokens)
+        if update.draft_counts is not None:
+            meta |= _speculation(update.draft_counts, update.completion_tokens)
         if generation.return_logprob:
             start = generation.logprob_start_len
             prompt = self.prompt_logprobs[start:] if start >= 0 else []

@@ -101,7 +101,7 @@ def test_meta_info():
     counts = DraftCounts().after(4, 3).after(4, 0).after(4, 3)
     generation = SimpleNamespace(return_logprob=False)
     output = _Output(generation, SimpleNamespace(rid="r"), 0)
-    output.add(Update(index=0, token_ids=(1,), text="", completion_tokens=10, drafts=counts))
+    output.add(Update(index=0, token_ids=(1,), text="", completion_tokens=10, draft_counts=counts))
     meta = output.as_dict()["meta_info"]
     assert meta["spec_verify_ct"] == 3
     assert (meta["spec_num_correct_drafts"], meta["spec_num_proposed_drafts"]) == (6, 12)
