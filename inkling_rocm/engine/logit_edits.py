@@ -6,7 +6,9 @@ of all rows into a few tensor operations.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +25,14 @@ class TokenMask(Protocol):
     def allowed(self) -> NDArray | None:
         """bool [vocabulary] of permitted next tokens; None = all."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTokens:
+    """Distinct tokens (int64) and how often each was generated (fp32)."""
+
+    ids: NDArray
+    counts: NDArray
 
 
 class TokenCounts:
@@ -47,6 +57,15 @@ class TokenCounts:
             self._counts = np.append(self._counts, np.zeros(spare, np.float32))
         self._ids[at] = token
         self._counts[at] += 1
+
+    def after(self, tokens: Sequence[int]) -> SeenTokens:
+        """What the counts would be after some more generated tokens."""
+        fresh = [t for t in dict.fromkeys(tokens) if t not in self._index]
+        at = {token: len(self._index) + i for i, token in enumerate(fresh)}
+        counts = np.append(self.counts, np.zeros(len(fresh), np.float32))
+        for token in tokens:
+            counts[at[token] if token in at else self._index[token]] += 1
+        return SeenTokens(np.append(self.ids, np.array(fresh, np.int64)), counts)
 
     @property
     def ids(self) -> NDArray:
@@ -78,7 +97,7 @@ class LogitEdits:
             params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
         )
         seen = prompt_ids if params.repetition_penalty != 1.0 else ()
-        self.counts = TokenCounts(seen) if penalised else None
+        self.counts: TokenCounts | SeenTokens | None = TokenCounts(seen) if penalised else None
         self.bias_ids = np.array(list(params.logit_bias), np.int64)
         self.bias = np.array(list(params.logit_bias.values()), np.float32)
         self.stop_ids = np.array(stop_ids if params.min_new_tokens else (), np.int64)
@@ -88,7 +107,21 @@ class LogitEdits:
         """Record a generated token."""
         self._generated += 1
         if self.counts is not None:
+            assert isinstance(self.counts, TokenCounts), "what `after` returned is for one step"
             self.counts.add(token)
+
+    def after(self, tokens: Sequence[int]) -> LogitEdits:
+        """The edits once `tokens` were generated too, for use in this step: nothing can be added to
+        them, and a grammar, which must see each token, is left out."""
+        if not len(tokens):
+            return self
+        ahead = copy.copy(self)
+        ahead.mask = None
+        ahead._generated += len(tokens)
+        if self.counts is not None:
+            assert isinstance(self.counts, TokenCounts), "what `after` returned is for one step"
+            ahead.counts = self.counts.after(tokens)
+        return ahead
 
     @property
     def holds_back_stop(self) -> bool:

@@ -14,7 +14,7 @@ distribution with V / BLOCK + BLOCK numbers instead of V.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ from inkling_rocm.engine.request import SamplingParams
 BLOCK = 128
 HEAD_WIDTHS = (128, 4096)  # top-k and top-p look at this many before they sort all
 GREEDY_BELOW = 1e-6  # temperatures under this are greedy, as in SGLang
-_BLOCK_STREAM, _TOKEN_STREAM = 1, 2
+BLOCK_STREAM, TOKEN_STREAM = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,35 @@ def sample(logits_nV: Tensor, rows: Sequence[SampleRow], *, keep_logits: bool) -
     for i, token in zip(drawn, _draw(logits_nV[drawn], [rows[i] for i in drawn]), strict=True):
         tokens[i] = token
     return tokens
+
+
+def kept_logits(logits_nV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Logits over temperature, with -inf outside top-k, top-p and min-p: `sample` draws random rows
+    from their softmax.
+
+    Args:    logits_nV: fp32 [n, V], edited.
+    Returns: fp32 [n, V].
+    """
+    n, V = logits_nV.shape
+    temperature = torch.tensor([p.temperature for p in params], device=logits_nV.device)
+    x_nbx = _in_blocks(logits_nV, temperature)
+    cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
+    kept = _above_min_p(x_nbx, params).flatten(1)
+    if cut:
+        some = torch.full((len(cut), kept.shape[1]), float("-inf"), device=kept.device)
+        for done, values, ids in _heads(x_nbx[cut], [params[i] for i in cut]):
+            some[done[:, None], ids] = values
+        kept[cut] = some
+    return kept[:, :V]
+
+
+def pick_largest(noisy_nm: Tensor, ids_nm: Tensor) -> list[int | None]:
+    """The id of the largest number of every row; None where that is not finite.
+
+    Args: ids_nm: int64 [n, m] or [m].
+    """
+    best, at = noisy_nm.max(-1)
+    return _checked(ids_nm.expand_as(noisy_nm).gather(1, at[:, None])[:, 0], best)
 
 
 def _greedy(logits_nV: Tensor) -> list[int | None]:
@@ -131,26 +160,46 @@ def _log_min_p(params: Sequence[SamplingParams], device: torch.device) -> Tensor
 def _draw_whole(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -> list:
     """Sample rows without top-k and top-p, in two levels."""
     n, blocks, _ = x_nbx.shape
-    if any(p.min_p > 0 for p in params):
-        floor_n = x_nbx.amax((1, 2)) + _log_min_p(params, x_nbx.device)
-        x_nbx = x_nbx.masked_fill(x_nbx < floor_n[:, None, None], float("-inf"))
+    x_nbx = _above_min_p(x_nbx, params)
     _, block_lse = _block_logsumexp(x_nbx)
     counter = torch.arange(blocks, device=x_nbx.device)
-    noisy = block_lse.double() + gumbel(keys_n, counter, stream=_BLOCK_STREAM)
+    noisy = block_lse.double() + gumbel(keys_n, counter, stream=BLOCK_STREAM)
     block_n = noisy.argmax(-1)
     first_n = block_n * BLOCK
     inner = x_nbx[torch.arange(n, device=x_nbx.device), block_n]
     counter = first_n[:, None] + torch.arange(BLOCK, device=x_nbx.device)
-    noisy = inner.double() + gumbel(keys_n, counter, stream=_TOKEN_STREAM)
-    best, offset = noisy.max(-1)
-    return _checked(first_n + offset, best)
+    noisy = inner.double() + gumbel(keys_n, counter, stream=TOKEN_STREAM)
+    return pick_largest(noisy, counter)
+
+
+def _above_min_p(x_nbx: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """-inf where min_p excludes a token."""
+    if not any(p.min_p > 0 for p in params):
+        return x_nbx
+    floor_n = x_nbx.amax((1, 2)) + _log_min_p(params, x_nbx.device)
+    return x_nbx.masked_fill(x_nbx < floor_n[:, None, None], float("-inf"))
 
 
 def _draw_cut(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -> list:
-    """Sample rows with top-k or top-p: keep the head of the sorted distribution.
+    """Sample rows with top-k or top-p."""
+    tokens: list = [None] * len(params)
+    for done, kept, ids in _heads(x_nbx, params):
+        noisy = kept.double() + gumbel(keys_n[done], ids, stream=TOKEN_STREAM)
+        for i, token in zip(done.tolist(), pick_largest(noisy, ids), strict=True):
+            tokens[i] = token
+    return tokens
+
+
+def _heads(
+    x_nbx: Tensor, params: Sequence[SamplingParams]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """What top-k, top-p and min-p keep: the head of the sorted distribution.
 
     The `width` largest values lie in the `width` blocks with the largest maxima. Rows whose head is
     longer than one width try the next; the last sorts the whole vocabulary.
+
+    Yields: some of the rows int64 [m], each once; their values in descending order, -inf where not
+        kept, fp32 [m, width]; the values' ids, int64.
     """
     device = x_nbx.device
     vocabulary = x_nbx.shape[1] * BLOCK
@@ -160,7 +209,6 @@ def _draw_cut(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -
     top_k = torch.tensor(limits, device=device)
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
     log_min_p = _log_min_p(params, device)
-    tokens: list = [None] * len(params)
     rows = torch.arange(len(params), device=device)
     for width in (*HEAD_WIDTHS, vocabulary):
         values, ids = _largest(x_nbx[rows], block_max[rows], min(width, vocabulary))
@@ -174,16 +222,10 @@ def _draw_cut(x_nbx: Tensor, keys_n: Tensor, params: Sequence[SamplingParams]) -
             kept = _keep_head(
                 values[enough], total[done], top_k[done], top_p[done], log_min_p[done], vocabulary
             )
-            done_ids = ids[enough]
-            noisy = kept.double() + gumbel(keys_n[done], done_ids, stream=_TOKEN_STREAM)
-            best, at = noisy.max(-1)
-            chosen = _checked(done_ids.gather(1, at[:, None])[:, 0], best)
-            for i, token in zip(done.tolist(), chosen, strict=True):
-                tokens[i] = token
+            yield done, kept, ids[enough]
         rows = rows[~enough]
         if not len(rows):
             break
-    return tokens
 
 
 def _largest(x_nbx: Tensor, block_max_nb: Tensor, width: int) -> tuple[Tensor, Tensor]:

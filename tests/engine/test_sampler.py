@@ -10,7 +10,8 @@ from inkling_rocm.engine import SamplingParams
 from inkling_rocm.engine.logit_edits import LogitEdits, TokenCounts
 from inkling_rocm.engine.logprobs import token_logprobs
 from inkling_rocm.engine.random import gumbel, row_key
-from inkling_rocm.engine.sampler import HEAD_WIDTHS, SampleRow, sample
+from inkling_rocm.engine.sampler import HEAD_WIDTHS, SampleRow, kept_logits, sample
+from tests.support.sampling import chi_square_z, reference_probs
 
 VOCAB = 1000
 PARAMS = [
@@ -42,24 +43,6 @@ def draws(logits, params, count):
     return np.bincount(tokens, minlength=len(logits))
 
 
-def reference_probs(logits, params):
-    """The distribution by its definition, float64: temperature, top-k, top-p, min-p."""
-    x = logits.double().numpy() / params.temperature
-    order = np.argsort(-x, kind="stable")
-    probs = np.exp(x - x.max())
-    keep = np.ones(len(x), bool)
-    if params.top_k > 0:
-        keep[order[params.top_k :]] = False
-    probs = np.where(keep, probs, 0)
-    probs /= probs.sum()
-    if params.top_p < 1:
-        before = np.cumsum(probs[order]) - probs[order]
-        keep[order[(before >= params.top_p) & (np.arange(len(x)) > 0)]] = False
-    keep &= probs >= params.min_p * probs.max()
-    probs = np.where(keep, probs, 0)
-    return probs / probs.sum()
-
-
 @pytest.mark.parametrize(
     "params", PARAMS[1:10], ids=lambda p: f"T{p.temperature} k{p.top_k} p{p.top_p} m{p.min_p}"
 )
@@ -69,26 +52,24 @@ def test_the_distribution(params):
     counts = draws(logits, params, 8000)
     probs = reference_probs(logits, params)
     assert not counts[probs == 0].any(), "a token outside the cut was drawn"
-    assert _chi_square_z(counts, probs) < 4
+    assert chi_square_z(counts, probs) < 4
 
 
 def test_the_chi_square_test_can_fail():
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 2
     counts = draws(logits, SamplingParams(temperature=1.02), 8000)
     wrong = reference_probs(logits, SamplingParams(temperature=1.2))
-    assert _chi_square_z(counts, wrong) > 4
+    assert chi_square_z(counts, wrong) > 4
 
 
-def _chi_square_z(counts, probs):
-    """Standardised chi-square; rare tokens are pooled."""
-    expected = probs * counts.sum()
-    common = expected >= 5
-    pooled_counts = np.append(counts[common], counts[~common].sum())
-    pooled = np.append(expected[common], expected[~common].sum())
-    some = pooled > 0
-    statistic = ((pooled_counts[some] - pooled[some]) ** 2 / pooled[some]).sum()
-    freedom = max(some.sum() - 1, 1)
-    return (statistic - freedom) / math.sqrt(2 * freedom)
+@pytest.mark.parametrize("spread", [2.0, 0.05])
+def test_kept_logits_are_those_of_the_definition(spread):
+    """All cuts in one batch; a head of few tokens and one of most."""
+    logits = torch.randn(9, VOCAB, generator=torch.Generator().manual_seed(2)) * spread
+    probs = kept_logits(logits, PARAMS[1:10]).double().softmax(-1)
+    for i, params in enumerate(PARAMS[1:10]):
+        want = reference_probs(logits[i], params)
+        np.testing.assert_allclose(probs[i].numpy(), want, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129, 300])
