@@ -75,7 +75,7 @@ def kept_logits(logits_nV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Args:    logits_nV: fp32 [n, V], edited.
     Returns: fp32 [n, V].
     """
-    n, V = logits_nV.shape
+    V = logits_nV.shape[1]
     temperature = torch.tensor([p.temperature for p in params], device=logits_nV.device)
     x_nbx = _in_blocks(logits_nV, temperature)
     cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]

@@ -98,22 +98,24 @@ def verify_draft(
     for j in range(positions):
         here = {b: _row_after(rows[b], drafts[b][:j]) for b in alive}
         offered = {b: _offered(rows[b], drafts[b], j) for b in alive}
-        judged = [b for b in alive if rejection and offered[b] >= 0 and not rows[b].greedy]
-        drawn = [b for b in alive if b not in set(judged)]
+        by_ratio = {b: rejection and offered[b] >= 0 and not rows[b].greedy for b in alive}
+        judged = [b for b in alive if by_ratio[b]]
+        drawn = [b for b in alive if not by_ratio[b]]
+        found: dict[int, int | None] = {}
         if drawn:
-            found = sample(logits_BMV[drawn, j], [here[b] for b in drawn], keep_logits=False)
-            for b, token in zip(drawn, found, strict=True):
-                tokens[b].append(token)
+            some = sample(logits_BMV[drawn, j], [here[b] for b in drawn], keep_logits=False)
+            found.update(zip(drawn, some, strict=True))
         if judged:
             assert draft_logits_BNV is not None
-            found = _by_rejection(
+            some = _by_rejection(
                 logits_BMV[judged, j],
                 [offered[b] for b in judged],
                 draft_logits_BNV[judged, j],
                 [here[b] for b in judged],
             )
-            for b, token in zip(judged, found, strict=True):
-                tokens[b].append(token)
+            found.update(zip(judged, some, strict=True))
+        for b, token in found.items():
+            tokens[b].append(token)
         alive = [b for b in alive if offered[b] >= 0 and tokens[b][-1] == offered[b]]
         for b in alive:
             accepted[b] += 1
@@ -190,7 +192,8 @@ def _check(logits_BMV, drafts_BN, draft_logits_BNV, rows, rejection: bool) -> No
     B, M, V = logits_BMV.shape
     if logits_BMV.dtype != torch.float32 or len(rows) != B:
         raise ValueError(
-            f"verify_draft: logits are {logits_BMV.dtype} of {B} rows, wanted float32 of {len(rows)}"
+            f"verify_draft: logits are {logits_BMV.dtype} of {B} rows, wanted float32 of "
+            f"{len(rows)}"
         )
     if tuple(drafts_BN.shape) != (B, M - 1) or drafts_BN.dtype != torch.int64:
         raise ValueError(

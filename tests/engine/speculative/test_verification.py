@@ -20,9 +20,14 @@ from tests.support.sampling import chi_square_z, reference_probs
 
 VOCAB = 7
 START = VOCAB
-TRIALS = 3000
+TRIALS = 2000
 INF = float("inf")
 CUTS = ({}, {"top_p": 0.8}, {"top_k": 4}, {"top_k": 5, "top_p": 0.85}, {"min_p": 0.15})
+SETTINGS = (
+    *((0.5, cut) for cut in CUTS[:2]),
+    *((1.0, cut) for cut in CUTS),
+    *((1.5, cut) for cut in CUTS[:2]),
+)
 
 
 def chain(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,8 +85,7 @@ def deviation(tokens, target, params) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("kind", ["close", "uniform", "disjoint"])
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize(("temperature", "cut"), SETTINGS, ids=str)
 def test_rejection_sampling_draws_from_the_target(temperature, cut, kind):
     params = SamplingParams(temperature=temperature, **cut)
     target, draft = chain(kind)
@@ -117,8 +121,7 @@ def whole_target(log_p, log_q):
     return log_p.exp()
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
-@pytest.mark.parametrize("cut", CUTS[:2], ids=str)
+@pytest.mark.parametrize(("temperature", "cut"), [(0.5, {}), (1.0, CUTS[1]), (1.5, {})], ids=str)
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("_accept", always), ("_accept", by_target), ("_residual", whole_target), ("bonus", None)],
