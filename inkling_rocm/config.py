@@ -35,6 +35,7 @@ __all__ = [
     "VisionConfig",
     "load_config",
     "parse_config",
+    "read_json",
 ]
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -62,11 +63,11 @@ def load_config(path: str | Path, override: Mapping[str, Any] | None = None) -> 
             f"{folder / 'hf_quant_config.json'} marks a quantised checkpoint; only bf16, fp16 and "
             f"fp32 weights load so far. Point to the unquantised checkpoint."
         )
-    config_json = _read_json(file)
+    config_json = read_json(file)
     if override:
         config_json = override_config(config_json, override)
     generation_file = folder / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.is_file() else None
+    generation = read_json(generation_file) if generation_file.is_file() else None
     try:
         return parse_config(config_json, generation)
     except ValueError as error:
@@ -298,7 +299,11 @@ def _parse_eos(top: Section, generation_json: Mapping[str, Any]) -> tuple[int, .
     return tuple(ids)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises: ValueError: it holds something else.
+    """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

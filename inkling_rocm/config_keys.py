@@ -115,6 +115,64 @@ MTP = KeyTable(
     harmless=frozenset(),
 )
 
+# A DFlash draft's config.json (config_dflash.py): a Qwen3-like decoder, what makes it a block
+# drafter in `dflash_config` or, in older files, at top level.
+_DFLASH_BLOCK = _keys(
+    "target_layer_ids mask_token_id mask_token block_size num_target_layers projector_type"
+)
+
+DFLASH = KeyTable(
+    read=_DFLASH_BLOCK
+    | _keys(
+        "dflash_config architectures hidden_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim intermediate_size rms_norm_eps rope_theta rope_parameters "
+        "rope_scaling layer_types sliding_window use_sliding_window is_causal "
+        "max_position_embeddings vocab_size dtype torch_dtype"
+    ),
+    must_equal={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_sink_bias": False,
+        "use_gemma_norm": False,
+        "partial_rotary_factor": 1.0,
+        "is_neox_style": True,
+        "rope_is_neox_style": True,
+        "has_embed_tokens": False,
+        "has_lm_head": False,
+        "is_encoder_decoder": False,
+    },
+    # Embedding and head are the target's, tied or not; max_window_layers only matters where
+    # layer_types is absent, and then use_sliding_window must be false.
+    harmless=_GENERAL
+    | _keys("attention_dropout eos_token_id tie_word_embeddings max_window_layers"),
+)
+
+DFLASH_BLOCK = KeyTable(
+    read=_DFLASH_BLOCK | _keys("causal"),
+    must_equal={
+        "attention_mode": "gqa",
+        "attention_sink_bias": False,
+        "attention_value_scale": None,
+        "sample_from_anchor": True,
+        "use_swa": False,
+        # DFlash2's convolutions, candidate selector and logit transform.
+        "conv_kernel_size": 0,
+        "conv_group_size": 0,
+        "selector_rank": 0,
+        "selector_top_k": 0,
+        "output_multiplier": 1.0,
+        "final_logit_softcapping": None,
+    },
+    harmless=frozenset(),
+)
+
+ROPE = KeyTable(
+    read=_keys("rope_theta rope_type type"),
+    must_equal={"partial_rotary_factor": 1.0},
+    harmless=frozenset(),
+)
+
 QUANTISATION_KEYS = ("quantization_config", "compression_config", "quantization")
 
 

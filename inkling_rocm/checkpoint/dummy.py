@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -36,7 +36,27 @@ def fill_dummy(
     Args:    weights: from `allocate` for the same rank.
     Raises:  ValueError: a parameter that the table does not have, or of another rank's shape.
     """
-    entries = {entry.name: entry for entry in weight_entries(config, expert_parallel)}
+    fill_entries(
+        weight_entries(config, expert_parallel),
+        weights,
+        seed,
+        mup_multiplier=config.text.mup_multiplier,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
+    )
+
+
+def fill_entries(
+    table: Sequence[WeightEntry],
+    weights: Mapping[str, Tensor],
+    seed: int = 0,
+    *,
+    mup_multiplier: float = 1.0,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+) -> None:
+    """The same by any table. Args: mup_multiplier: what the head's input is divided by."""
+    entries = {entry.name: entry for entry in table}
     for name, parameter in weights.items():
         if name not in entries:
             raise ValueError(f"parameter {name} is not in the weight table of this config")
@@ -47,7 +67,7 @@ def fill_dummy(
                 f"parameter {name} is {tuple(parameter.shape)}, wanted {wanted} for rank {tp_rank} "
                 f"of {tp_size}; allocate with the same tp_rank and tp_size"
             )
-        mean, std = _distribution(entry, config.text.mup_multiplier)
+        mean, std = _distribution(entry, mup_multiplier)
         views = entry.views(parameter, tp_rank, tp_size)
         for piece, view in zip(entry.pieces, views, strict=True):
             _fill(view, piece, seed, mean, std, tp_rank, tp_size)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Part = Literal["text", "mtp", "audio", "vision"]
+Part = Literal["text", "mtp", "audio", "vision", "draft"]
 Layout = Literal["plain", "conv", "interleaved"]
 Kind = Literal[
     "matrix",

@@ -96,10 +96,42 @@ def load_weights(
              written unless the error is about reading a file's data.
     """
     stored = scan_checkpoint(Path(path))
-    _refuse_quantised(stored)
+    refuse_quantised(stored)
     entries = weight_entries(config, expert_parallel)
     jobs = _plan(Path(path), entries, weights, stored, tp_rank, tp_size)
     unused = _explain_rest(config, weights, stored)
+    return _run(Path(path), jobs, unused, tp_rank, tp_size, progress=progress)
+
+
+def load_entries(
+    path: str | Path,
+    entries: Sequence[WeightEntry],
+    weights: Mapping[str, Tensor],
+    stored: Mapping[str, StoredTensor],
+    *,
+    progress: bool = True,
+) -> LoadReport:
+    """Fill whole (unsplit) parameters by another table than the model's.
+
+    Args:    entries: the table. stored: the folder's tensors by the names the table uses; each must
+             be one of the table's.
+    Raises:  CheckpointError: as load_weights.
+    """
+    jobs = _plan(Path(path), entries, weights, stored, 0, 1)
+    _refuse_unknown(stored, sorted(stored.keys() - {p.name for e in entries for p in e.pieces}))
+    return _run(Path(path), jobs, {}, 0, 1, progress=progress)
+
+
+def _run(
+    path: Path,
+    jobs: Sequence[_Job],
+    unused: Mapping[str, tuple[str, ...]],
+    tp_rank: int,
+    tp_size: int,
+    *,
+    progress: bool,
+) -> LoadReport:
+    """Copy, with a bar."""
     total = sum(_job_bytes(job) for job in jobs)
     start = time.perf_counter()
     with tqdm(
@@ -173,7 +205,7 @@ def _check(stored: StoredTensor, piece: Piece, kind: Kind) -> None:
 def _copy(job: _Job, tp_rank: int, tp_size: int) -> Iterator[int]:
     """Fill the job's target; yields the bytes of each step for the progress bar."""
     element_bytes = DTYPE_BYTES[job.stored.dtype]
-    file, name = job.stored.file, job.piece.name
+    file, name = job.stored.file, job.stored.name
     try:
         # Opened anew for each tensor: pages of a mapping count as ours until it is closed.
         with safe_open(file, framework="pt", device="cpu") as tensors:
@@ -199,7 +231,8 @@ def _job_bytes(job: _Job) -> int:
     return job.target.numel() * DTYPE_BYTES[job.stored.dtype]
 
 
-def _refuse_quantised(stored: Mapping[str, StoredTensor]) -> None:
+def refuse_quantised(stored: Mapping[str, StoredTensor]) -> None:
+    """Raises: CheckpointError: a tensor that belongs to a quantised checkpoint."""
     for name, tensor in stored.items():
         last = name.rsplit(".", 1)[-1]
         marked = last in _QUANTISED_SUFFIXES or last.endswith(
@@ -234,13 +267,17 @@ def _explain_rest(
             unused.setdefault(f"{part}: not in config.json", []).append(name)
         else:
             unknown.append(name)
-    if unknown:
-        file = stored[unknown[0]].file
+    _refuse_unknown(stored, unknown)
+    return {reason: tuple(names) for reason, names in unused.items()}
+
+
+def _refuse_unknown(stored: Mapping[str, StoredTensor], names: Sequence[str]) -> None:
+    if names:
+        file = stored[names[0]].file
         raise CheckpointError(
-            f"{file}: unknown tensor {_listed(unknown)}; config.json does not account for it, so "
+            f"{file}: unknown tensor {_listed(names)}; config.json does not account for it, so "
             f"check that config.json and the weights belong together"
         )
-    return {reason: tuple(names) for reason, names in unused.items()}
 
 
 def _listed(names: Sequence[str]) -> str:
