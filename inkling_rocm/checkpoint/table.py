@@ -74,13 +74,17 @@ def allocate(
 
 
 def weight_bytes(
-    config: InklingConfig, dtype: torch.dtype, tp_size: int = 1, expert_parallel: bool = False
+    config: InklingConfig,
+    dtype: torch.dtype,
+    tp_size: int = 1,
+    expert_parallel: bool = False,
+    parts: Sequence[Part] = ("text",),
 ) -> int:
-    """Memory of the language model's parameters on one rank. Raises: ValueError: as `allocate`."""
+    """Memory of the parameters of `parts` on one rank. Raises: ValueError: as `allocate`."""
     return sum(
         math.prod(entry.shape(0, tp_size)) * entry.kept_dtype(dtype).itemsize
         for entry in weight_entries(config, expert_parallel)
-        if entry.part == "text"
+        if entry.part in parts
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from inkling_rocm.engine.speculative.options import check_speculative
+
 PAGE_SIZES = (1, 16, 64, 128)
 
 
@@ -35,6 +37,13 @@ class EngineArgs:
         cuda_graph_max_bs: largest decode batch that gets a graph; None = max_running_requests.
         cuda_graph_bs: the batch sizes that get one, instead of the usual ones up to the largest.
         disable_overlap_schedule: wait for the tokens of a step before the next one is scheduled.
+        speculative_algorithm: "EAGLE" drafts with the checkpoint's own blocks and verifies; None =
+            one token a forward.
+        speculative_num_steps: drafts of a round, one draft block each; None = 3, or as many blocks
+            as there are if fewer. speculative_num_draft_tokens: one more than that, or None;
+            speculative_eagle_topk: 1 or None (drafts are a chain).
+        speculative_use_rejection_sampling: accept drafts of random requests by rejection sampling:
+            the same distribution, more accepted, other tokens than without speculation.
         random_seed: from which seeds of requests without one are drawn, and dummy weights.
         served_model_name: None = model_path.
         tp_size: tensor-parallel ranks, one process and one device each.
@@ -68,6 +77,11 @@ class EngineArgs:
     cuda_graph_max_bs: int | None = None
     cuda_graph_bs: tuple[int, ...] | None = None
     disable_overlap_schedule: bool = False
+    speculative_algorithm: str | None = None
+    speculative_num_steps: int | None = None
+    speculative_num_draft_tokens: int | None = None
+    speculative_eagle_topk: int | None = None
+    speculative_use_rejection_sampling: bool = False
     random_seed: int = 0
     served_model_name: str | None = None
     tp_size: int = 1
@@ -123,6 +137,7 @@ class EngineArgs:
             )
         if self.dist_timeout < 1:
             raise ValueError(f"dist_timeout {self.dist_timeout}: wanted at least 1 second")
+        check_speculative(self)
         share = self.mem_fraction_static
         if share is not None and not 0 < share < 1:
             raise ValueError(f"mem_fraction_static {share}: wanted a value between 0 and 1")

@@ -8,9 +8,12 @@ from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
 from inkling_rocm.engine.memory import MemoryPlan, build_pools
+from inkling_rocm.engine.speculative.mtp import MTPDrafter
+from inkling_rocm.engine.speculative.round import Speculation
 from inkling_rocm.engine.token_sampler import TokenSampler
 from inkling_rocm.host import Comm
 from inkling_rocm.model.layer import rank_text
+from inkling_rocm.model.mtp import text_with_drafts
 
 
 def build_executor(
@@ -25,24 +28,32 @@ def build_executor(
     Args:   plan: the same on every rank. sampler: None = this rank draws for itself.
     """
     text = parts.config.text
-    of_rank = rank_text(text, comm.tp_size)
+    depths = plan.draft_depths
+    of_rank = rank_text(text_with_drafts(parts.config, depths), comm.tp_size)
     pools, rings = build_pools(of_rank, plan, dtype=parts.dtype, device=parts.device)
     host = EmbeddedHost(
         of_rank,
         pools,
         rings,
-        max_tokens=plan.chunk_tokens + plan.max_running,
+        max_tokens=plan.chunk_tokens + plan.max_running * (1 + plan.draft_tokens),
         max_rows=plan.max_running,
         device=parts.device,
         comm=comm,
         check=args.check_invariants,
     )
     on_gpu = parts.device.type != "cpu"
+    sampler = sampler or make_sampler(parts, plan)
+    speculation = None
+    if parts.drafts is not None:
+        rejection = args.speculative_use_rejection_sampling
+        drafter = MTPDrafter(parts.drafts, host, sampler, keep_logits=rejection)
+        speculation = Speculation(drafter, sampler, rejection=rejection)
     return LocalExecutor(
         parts.model,
         host,
-        sampler or make_sampler(parts, plan),
+        sampler,
         vocabulary=text.unpadded_vocab_size,
-        runs_ahead=on_gpu and not args.disable_overlap_schedule,
-        decode=make_decode_runner(parts, args, plan, host),
+        runs_ahead=on_gpu and not args.disable_overlap_schedule and speculation is None,
+        decode=None if speculation else make_decode_runner(parts, args, plan, host),
+        speculation=speculation,
     )

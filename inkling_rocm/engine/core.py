@@ -6,6 +6,7 @@ one are read back: a decoding row then takes its input from the device. What fol
 - A sequence that turns out to have ended has had one more token computed. It is dropped, and the
   pages and slot are free at once: whoever gets them writes to them in a later step.
 - A sequence that must end with the pending token (max_new_tokens) is not scheduled again.
+- With speculation a step's rows are as long as what the step before accepted: it is booked first.
 - A step is booked before the next one is scheduled (it is synchronous) when the host must see its
   tokens first: a grammar, a stop id held back by min_new_tokens, penalties where the executor does
   not count tokens, continuations to fork, prompt scores.
@@ -25,7 +26,9 @@ import numpy as np
 from torch import Tensor
 
 from inkling_rocm.engine.executor import (
+    DRAFT_TOKEN,
     LAST_TOKEN,
+    DraftInput,
     Executor,
     Score,
     StepInput,
@@ -61,6 +64,7 @@ class _Flight:
     Attributes:
         drawn: sequences that get a token, in the order of the result. ended: those that were only
             to compute their prompt. forks: those whose siblings start.
+        logit_rows: of each of `drawn`. drafts: to be made for each sequence that gets a token.
         scored: prompt rows asked for. host_needed: the next step cannot be scheduled before this
             one is booked.
     """
@@ -70,6 +74,8 @@ class _Flight:
     ended: list[Sequence] = field(default_factory=list)
     forks: list[Sequence] = field(default_factory=list)
     scored: list[tuple[Sequence, Score]] = field(default_factory=list)
+    logit_rows: list[int] = field(default_factory=list)
+    drafts: int = 0
     host_needed: bool = False
     output: StepOutput = field(init=False)
 
@@ -165,7 +171,8 @@ class EngineCore:
             return None, error
         for sequence, tokens in batch:
             start = sequence.computed
-            sequence.computed += tokens
+            # Of drafts it is not known yet how many count.
+            sequence.computed += tokens if sequence.remaining > 1 else 1
             if start < sequence.prompt_len:
                 self._prompt_tokens += min(sequence.computed, sequence.prompt_len) - start
         for sequence in flight.drawn:
@@ -177,13 +184,14 @@ class EngineCore:
         flight = _Flight(batch=batch)
         ids: list[int] = []
         rows: list[int] = []
+        lengths: list[int] = []
+        verify: list[int] = []
         for sequence, tokens in batch:
             start, first = sequence.computed, len(ids)
-            if sequence.pending:
-                assert tokens == sequence.remaining == 1
-                ids.append(LAST_TOKEN)
-            elif sequence.remaining == 1:
-                ids.append(sequence.tokens[-1])
+            verify.append(tokens - 1 if sequence.remaining == 1 else 0)
+            if sequence.remaining == 1:
+                ids.append(LAST_TOKEN if sequence.pending else sequence.tokens[-1])
+                ids += [DRAFT_TOKEN] * verify[-1]
             else:
                 ids += sequence.tokens[start : start + tokens]
             if start < sequence.prompt_len:
@@ -196,7 +204,9 @@ class EngineCore:
                 flight.ended += group
             else:
                 flight.drawn += group
-                rows += [len(ids) - 1] * len(group)
+                rows += range(len(ids) - 1 - verify[-1], len(ids))
+                rows += [len(ids) - 1] * len(sequence.siblings)
+                lengths += [1 + verify[-1]] + [1] * len(sequence.siblings)
         flight.host_needed = bool(
             flight.forks
             or flight.ended
@@ -204,7 +214,10 @@ class EngineCore:
             or any(map(self._needs_host, flight.drawn))
         )
         slots = np.array([s.slot for s, _ in batch], np.int64)
-        wanted = [s.request.logprobs for s in flight.drawn]
+        wanted = [
+            s.request.logprobs for s, n in zip(flight.drawn, lengths, strict=True) for _ in range(n)
+        ]
+        flight.logit_rows, flight.drafts = lengths, self.scheduler.most_drafts
         step = StepInput(
             slots=slots,
             q_start=np.array([s.computed for s, _ in batch], np.int64),
@@ -221,8 +234,33 @@ class EngineCore:
             if all(top is None for top in wanted)
             else tuple(-1 if top is None else top for top in wanted),
             scores=tuple(score for _, score in flight.scored),
+            draft=self._draft_input(batch, verify, lengths, flight.drafts)
+            if self.executor.draft_steps
+            else None,
         )
         return flight, step
+
+    def _draft_input(
+        self,
+        batch: Rows[tuple[Sequence, int]],
+        verify: list[int],
+        lengths: list[int],
+        steps: int,
+    ) -> DraftInput:
+        """What the draft blocks need to know of a step's rows."""
+        known: list[list[int]] = []
+        for (sequence, tokens), drafts in zip(batch, verify, strict=True):
+            # A draft block reads as far ahead as there are depths.
+            end = sequence.computed + tokens - drafts + self.executor.draft_steps
+            known.append(sequence.tokens[sequence.settled + 1 : end])
+        return DraftInput(
+            verify=np.array(verify, np.int64),
+            sample_rows=np.array(lengths, np.int64),
+            settled=np.array([s.settled for s, _ in batch], np.int64),
+            known_ids=np.array([token for tokens in known for token in tokens], np.int64),
+            known_len=np.array([len(tokens) for tokens in known], np.int64),
+            steps=steps,
+        )
 
     def _needs_host(self, sequence: Sequence) -> bool:
         """Whether the token after the next cannot be drawn before the host has seen the next: what
@@ -291,7 +329,10 @@ class EngineCore:
         for sequence in flight.ended:
             if sequence.finished is None:
                 sequence.finish("length")
-        self._add_tokens(flight.drawn, result)
+        self._add_tokens(flight, result)
+        for sequence in flight.drawn:
+            # Drafts are made for sequences that have a slot, not for continuations that start.
+            sequence.drafts = flight.drafts if sequence.slot else 0
         for sequence in flight.forks:
             if sequence.slot:
                 self.scheduler.fork(sequence)
@@ -299,13 +340,17 @@ class EngineCore:
             if sequence.finished:
                 self._retire(sequence)
 
-    def _add_tokens(self, sequences: Rows[Sequence], result: StepResult) -> None:
+    def _add_tokens(self, flight: _Flight, result: StepResult) -> None:
         now = time.perf_counter()
-        for i, (sequence, token) in enumerate(zip(sequences, result.tokens, strict=True)):
+        row = 0  # of the result's log probabilities
+        for sequence, tokens, rows in zip(
+            flight.drawn, result.tokens, flight.logit_rows, strict=True
+        ):
             sequence.pending -= 1
+            first, row = row, row + rows
             if sequence.finished:  # it had ended before this step, or was aborted meanwhile
                 continue
-            if token is None:
+            if not tokens:
                 constraint = sequence.constraint
                 fault = None if constraint is None else constraint.fault
                 message = fault or (
@@ -314,12 +359,17 @@ class EngineCore:
                 )
                 sequence.finish("error", error=f"no token can follow: {message}")
                 continue
-            sequence.add(token, result.logprobs.get(i))
-            self._generated_tokens += 1
-            if sequence.generated == 1:
+            sequence.computed += len(tokens) - 1
+            for i, token in enumerate(tokens):
+                sequence.add(token, result.logprobs.get(first + i))
+                self._generated_tokens += 1
+                if sequence.finished:
+                    break
+            if sequence.last_token_time == 0.0:
                 self.metrics.first_token(now - sequence.request.submitted)
             else:
-                self.metrics.inter_token(now - sequence.last_token_time)
+                for _ in tokens:
+                    self.metrics.inter_token((now - sequence.last_token_time) / len(tokens))
             sequence.last_token_time = now
             if sequence.request.stream and not sequence.finished:
                 self._outbox_of(sequence)

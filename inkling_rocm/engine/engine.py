@@ -35,6 +35,7 @@ from inkling_rocm.engine.validate import check_request
 from inkling_rocm.host import SingleRank
 from inkling_rocm.host.comm import RankSlice
 from inkling_rocm.model.layer import rank_text
+from inkling_rocm.model.mtp import text_with_drafts
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +126,13 @@ class Engine:
             logger.warning("%s; use it for measuring only", self.model_name)
         self._vocabulary = text.unpadded_vocab_size
         if self._ranks is None:
+            depths = 0 if parts.drafts is None else parts.drafts.depths
             plan = plan_memory(
-                rank_text(text, args.ranks), args, dtype=parts.dtype, device=parts.device
+                rank_text(text_with_drafts(parts.config, depths), args.ranks),
+                args,
+                dtype=parts.dtype,
+                device=parts.device,
+                draft_depths=depths,
             )
             comm = SingleRank() if args.rank_slice is None else RankSlice(args.rank_slice)
             local = build_executor(parts, args, plan, comm)
@@ -140,6 +146,7 @@ class Engine:
             local.host.rings,
             chunk_tokens=plan.chunk_tokens,
             max_running=plan.max_running,
+            depths=plan.draft_depths,
         )
         self._core = EngineCore(executor, scheduler, self._metrics)
         known = (*parts.config.eos_token_ids, *(self.tokenizer.eos_ids if self.tokenizer else ()))

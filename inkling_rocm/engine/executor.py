@@ -5,6 +5,9 @@ ranks of a tensor-parallel group as it is (without `samples`, which only the ran
 needs). An executor may return before the step has run; `StepOutput.wait` gives its tokens. So that
 the next step can be started before that, a decode row may ask for "the token sampled last for this
 slot", which the executor keeps on its device.
+
+With speculation (engine/speculative) a decoding row also computes the drafts that the step before
+made for its slot, and gets as many tokens as were accepted, and one more.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from inkling_rocm.engine.request import TokenLogprob
 from inkling_rocm.engine.sampler import SampleRow
 
 LAST_TOKEN = -1  # in StepInput.token_ids: the token sampled last for the row's slot
+DRAFT_TOKEN = -2  # the next of the drafts made for the row's slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +60,43 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftInput:
+    """What speculation adds to a step.
+
+    Attributes:
+        verify: int64 [B], drafts at the end of each row, to be accepted or not.
+        sample_rows: int64 [n], logit rows of each of StepInput.samples: drafts + 1.
+        settled: int64 [B], positions below it have final draft state.
+        known_ids: int64 [K], the tokens known at positions settled + 1 and on, row after row;
+            known_len: int64 [B], how many of each row.
+        steps: drafts to make afterwards for each row that samples.
+    """
+
+    verify: NDArray
+    sample_rows: NDArray
+    settled: NDArray
+    known_ids: NDArray
+    known_len: NDArray
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepInput:
     """One forward.
 
     Attributes:
         slots, q_start, q_len: int64 [B], sequence slot, absolute first position, tokens.
-        token_ids: int64 [T]; LAST_TOKEN only in rows of one token.
+        token_ids: int64 [T]; LAST_TOKEN only in rows of one token, DRAFT_TOKEN at the end of rows.
         tables: one for each page pool.
         ring_copies: int32 [c, 2], (source, target) slots whose rings are copied first.
-        logit_rows: int64 [n], tokens whose next token is sampled; may repeat.
+        logit_rows: int64 [n], tokens whose next token is sampled; may repeat. With `draft` one
+            sample has several in a row.
         sample_slots: int64 [n], where the sampled token is kept for LAST_TOKEN; 0 = nowhere.
         samples: how to draw each of them; empty on a rank that is told the tokens.
         logprobs: alternatives wanted with the sampled tokens of each row, [n], -1 = no log
             probability; empty = none at all.
         scores: prompt rows to score.
+        draft: None without speculation.
     """
 
     slots: NDArray
@@ -83,6 +110,7 @@ class StepInput:
     samples: tuple[SampleRow, ...] = ()
     logprobs: tuple[int, ...] = ()
     scores: tuple[Score, ...] = ()
+    draft: DraftInput | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -91,6 +119,7 @@ class StepInput:
         return (
             len(self.token_ids) == rows
             and not self.scores
+            and self.draft is None
             and len(self.logit_rows) == rows
             and bool((self.q_len == 1).all())
             and bool((self.logit_rows == np.arange(rows)).all())
@@ -102,12 +131,13 @@ class StepResult:
     """What a step found.
 
     Attributes:
-        tokens: [n], None where no token has a finite logit.
-        logprobs: by row of `tokens`, those that were asked for.
+        tokens: those of each sample, in order; without speculation one, and none where no token
+            has a finite logit.
+        logprobs: by row of StepInput.logit_rows, those that were asked for.
         scores: one for each of StepInput.scores: fp32 [rows, V] on the CPU, or log probabilities.
     """
 
-    tokens: list[int | None]
+    tokens: list[tuple[int, ...]]
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     scores: list[Tensor | list[TokenLogprob]] = field(default_factory=list)
 
@@ -127,10 +157,12 @@ class Executor(Protocol):
         runs_ahead: whether starting a step before the previous one's tokens are known pays.
         counts_tokens: whether penalties are computed from token counts it keeps itself; if not, a
             penalised sequence cannot be run ahead.
+        draft_steps: most drafts it makes for a row; 0 = no speculation.
     """
 
     runs_ahead: bool
     counts_tokens: bool
+    draft_steps: int
 
     def run(self, step: StepInput) -> StepOutput:
         """Start a step; the arrays are not read after this returns.

@@ -11,14 +11,16 @@ import torch
 
 from inkling_rocm.checkpoint.demo import resolve_model_path
 from inkling_rocm.checkpoint.dummy import fill_dummy
+from inkling_rocm.checkpoint.entry import Part
 from inkling_rocm.checkpoint.loader import load_weights
 from inkling_rocm.checkpoint.table import allocate, weight_bytes
 from inkling_rocm.config import InklingConfig, load_config
 from inkling_rocm.config_override import parse_override
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.memory import GIB, free_bytes
+from inkling_rocm.engine.speculative.options import draft_depths
 from inkling_rocm.engine.tokenizer import InklingTokenizer, Tokenizer
-from inkling_rocm.model import InklingModel
+from inkling_rocm.model import DraftBlocks, InklingModel
 from inkling_rocm.model.layer import rank_text
 from inkling_rocm.ops import resolve_ops
 from kernel_base.arch import arch_of_device
@@ -30,13 +32,14 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of. `model` holds one rank's shard of args.ranks."""
+    """What an engine is made of. `model` and `drafts` hold one rank's shard of args.ranks."""
 
     config: InklingConfig
     model: InklingModel
     tokenizer: Tokenizer | None
     dtype: torch.dtype
     device: torch.device
+    drafts: DraftBlocks | None = None
 
 
 def choose_device(name: str | None) -> torch.device:
@@ -103,6 +106,7 @@ def check_ranks(args: EngineArgs) -> InklingConfig:
     if args.ep_size > 1 and config.text.moe is None:
         raise ValueError(f"ep_size {args.ep_size}: every layer of this model is dense")
     weight_bytes(config, torch.bfloat16, args.ranks, args.ep_size > 1)
+    draft_depths(args, config)
     return config
 
 
@@ -128,13 +132,15 @@ def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
         tp_size=args.ranks,
         ep_size=args.ep_size,
     )
-    _check_memory(config, args, dtype, device)
+    depths = draft_depths(args, config)
+    parts: tuple[Part, ...] = ("text", "mtp") if depths else ("text",)
+    _check_memory(config, args, dtype, device, parts)
     shard: dict[str, Any] = {
         "tp_rank": rank,
         "tp_size": args.ranks,
         "expert_parallel": expert_parallel,
     }
-    weights = allocate(config, dtype=dtype, device=device, **shard)
+    weights = allocate(config, dtype=dtype, device=device, parts=parts, **shard)
     if args.load_format == "dummy":
         fill_dummy(config, weights, seed=args.random_seed, **shard)
     else:
@@ -147,20 +153,26 @@ def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
     if expert_parallel:
         assert config.text.moe is not None
         first_expert = rank * (config.text.moe.num_experts // args.ranks)
+    model = InklingModel(config, weights, ops, args.ranks, first_expert)
     return EngineParts(
         config=config,
-        model=InklingModel(config, weights, ops, args.ranks, first_expert),
+        model=model,
         tokenizer=tokenizer,
         dtype=dtype,
         device=device,
+        drafts=DraftBlocks(model, weights, depths, args.ranks) if depths else None,
     )
 
 
 def _check_memory(
-    config: InklingConfig, args: EngineArgs, dtype: torch.dtype, device: torch.device
+    config: InklingConfig,
+    args: EngineArgs,
+    dtype: torch.dtype,
+    device: torch.device,
+    parts: tuple[Part, ...],
 ) -> None:
     """Weights beyond a machine's memory would end in the kernel killing the process."""
-    needed = weight_bytes(config, dtype, args.ranks, args.ep_size > 1)
+    needed = weight_bytes(config, dtype, args.ranks, args.ep_size > 1, parts)
     if device.type == "cpu":
         needed *= args.tp_size  # all ranks are on this machine
     free = free_bytes(device)

@@ -19,6 +19,7 @@ from inkling_rocm.engine.logprobs import (
     token_logprobs,
 )
 from inkling_rocm.engine.request import TokenLogprob
+from inkling_rocm.engine.speculative.round import Speculation
 from inkling_rocm.engine.token_sampler import TokenSampler
 from inkling_rocm.host import Host
 
@@ -53,6 +54,7 @@ class LocalExecutor:
         vocabulary: the model's real rows.
         runs_ahead: see Executor.
         decode: takes the steps that fit it; None = every forward is laid out afresh.
+        speculation: verifies drafts and makes them; None = one token a row and step.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class LocalExecutor:
         vocabulary: int,
         runs_ahead: bool = False,
         decode: DecodeRunner | None = None,
+        speculation: Speculation | None = None,
     ):
         self.model = model
         self.host = host
@@ -71,6 +74,8 @@ class LocalExecutor:
         self.runs_ahead = runs_ahead
         self.counts_tokens = sampler.counts_tokens
         self.decode = decode
+        self.speculation = speculation
+        self.draft_steps = 0 if speculation is None else speculation.drafter.depths
         self._vocabulary = vocabulary
         self._last_tokens = host.last_tokens
 
@@ -88,17 +93,23 @@ class LocalExecutor:
             host = self.host
             host.prepare(step.slots, step.q_start, step.q_len)
             hidden_TH = self.model.forward(self._input_ids(step), host)
+        step_hidden_TH = hidden_TH
         scores = [self._score(hidden_TH, score, host) for score in step.scores]
         tokens, logprobs = None, None
         if len(step.logit_rows):
             if not np.array_equal(step.logit_rows, np.arange(len(hidden_TH))):
                 hidden_TH = hidden_TH[upload(step.logit_rows, hidden_TH.device)]
             logits_nV = self.model.logits(hidden_TH, host)
-            tokens = self.sampler.sample(logits_nV, step)
+            if self.speculation is None:
+                tokens = self.sampler.sample(logits_nV, step)[:, None]
+            else:
+                tokens = self.speculation.decide(logits_nV, step)
             if self.runs_ahead:
-                self._last_tokens[upload(step.sample_slots, tokens.device)] = tokens
-            logprobs = self._logprobs(logits_nV, tokens, step.logprobs)
-        return LocalOutput(tokens, logprobs, step.logprobs, scores)
+                self._last_tokens[upload(step.sample_slots, tokens.device)] = tokens[:, 0]
+            logprobs = self._logprobs(logits_nV, _of_logit_rows(tokens, step), step.logprobs)
+        if self.speculation is not None:
+            self.speculation.propose(step, step_hidden_TH, {}, tokens)
+        return LocalOutput(tokens, logprobs, step, scores)
 
     def follow(self, step: StepInput) -> LocalOutput:
         """Run a step that another rank has scheduled: its page tables are taken over first."""
@@ -115,6 +126,8 @@ class LocalExecutor:
             device = input_ids.device
             last = self._last_tokens[upload(step.slots[rows], device)]
             input_ids[upload(at, device)] = last.clamp(min=0)
+        if self.speculation is not None:
+            self.speculation.fill_in(step, input_ids)
         return input_ids
 
     def _logprobs(
@@ -144,6 +157,15 @@ class LocalExecutor:
         return torch.cat(logits) if score.following is None else logprobs
 
 
+def _of_logit_rows(tokens_nM: Tensor, step: StepInput) -> Tensor:
+    """The token drawn from each logit row, -1 where none was."""
+    if step.draft is None:
+        return tokens_nM[:, 0]
+    lengths = torch.from_numpy(step.draft.sample_rows).to(tokens_nM.device)
+    depth = torch.arange(tokens_nM.shape[1], device=tokens_nM.device)
+    return tokens_nM[depth < lengths[:, None]]
+
+
 class LocalOutput:
     """A started step: copies to the host follow it on the device's stream, and an event them."""
 
@@ -151,12 +173,13 @@ class LocalOutput:
         self,
         tokens: Tensor | None,
         logprobs: LogprobTensors | None,
-        wanted: Sequence[int],
+        step: StepInput,
         scores: list[Tensor | list[TokenLogprob]],
     ):
         self._scores = scores
-        self._rows = [i for i, top in enumerate(wanted) if top >= 0]
-        self._tops = [wanted[i] for i in self._rows]
+        self._rows = [i for i, top in enumerate(step.logprobs) if top >= 0]
+        self._tops = [step.logprobs[i] for i in self._rows]
+        self._logit_rows = None if step.draft is None else step.draft.sample_rows.tolist()
         self._event: torch.cuda.Event | None = None
         on_gpu = tokens is not None and tokens.device.type != "cpu"
         self._tokens = None if tokens is None else _start_copy(tokens)
@@ -173,14 +196,16 @@ class LocalOutput:
         """See StepOutput."""
         if self._event is not None:
             self._event.synchronize()
-        ids = [] if self._tokens is None else self._tokens.tolist()
+        tokens = [] if self._tokens is None else self._tokens.tolist()
         logprobs = {}
         if self._logprobs is not None:
-            chosen = [ids[i] for i in self._rows]
+            lengths = self._logit_rows or [1] * len(tokens)
+            drawn = [token for row, n in zip(tokens, lengths, strict=True) for token in row[:n]]
+            chosen = [drawn[i] for i in self._rows]
             found = as_logprobs(chosen, self._tops, self._logprobs)
             logprobs = dict(zip(self._rows, found, strict=True))
         return StepResult(
-            tokens=[None if token < 0 else token for token in ids],
+            tokens=[tuple(token for token in row if token >= 0) for row in tokens],
             logprobs=logprobs,
             scores=self._scores,
         )

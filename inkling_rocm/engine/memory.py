@@ -30,6 +30,7 @@ class MemoryPlan:
         context_length: most tokens of prompt and output. chunk_tokens: most prompt tokens a step.
         global_pages, window_pages: the sink included; 0 where the model has no such layer.
         slots: sequence slots, the dummy included.
+        draft_depths: draft blocks that run behind the model.
     """
 
     context_length: int
@@ -38,6 +39,13 @@ class MemoryPlan:
     page_size: int
     global_pages: int
     window_pages: int
+    draft_depths: int = 0
+
+    @property
+    def draft_tokens(self) -> int:
+        """Positions of a sequence that may be computed again or taken back, twice: what a round
+        verifies, and what the draft blocks compute after it."""
+        return 2 * self.draft_depths
 
     @property
     def slots(self) -> int:
@@ -84,10 +92,12 @@ def plan_memory(
     dtype: torch.dtype,
     device: torch.device,
     free: int | None = None,
+    draft_depths: int = 0,
 ) -> MemoryPlan:
     """Divide the memory between rings, window pages and global pages.
 
-    Args:   text: as one rank sees it. free: bytes; None = what the device has.
+    Args:   text: as one rank sees it, draft_depths draft blocks included (text_with_drafts).
+            free: bytes; None = what the device has.
 
     Raises: ValueError: nothing useful fits, or context_length cannot be had.
     """
@@ -113,12 +123,15 @@ def plan_memory(
         attention = text.attention(layer)
         page_bytes[is_local] += 2 * page * attention.num_kv_heads * attention.head_dim * size
         channels = sum(ring_channels(text, layer, stream) for stream in CONV_STREAMS)
-        ring_bytes += (text.conv_taps - 1) * channels * size * (max_running + 1)
+        ring_bytes += (
+            (text.conv_taps - 1 + 2 * draft_depths) * channels * size * (max_running + 1)
+        )
+    ring_bytes += 2 * draft_depths * text.hidden_size * size * (max_running + 1)
 
     left = max(budget - ring_bytes, 0)
     # Every sequence's window, the new pages of one prompt chunk, and a page more for each.
     window = text.local_attention.window
-    a_sequence = min(max(window - 2, 0) // page + 2, -(-context // page))
+    a_sequence = min(max(window - 2 + draft_depths, 0) // page + 2, -(-context // page))
     window_pages = max_running * (a_sequence + 1) + -(-chunk // page) + 1
     if page_bytes[True]:
         most = left // (2 if page_bytes[False] else 1) // page_bytes[True]
@@ -177,6 +190,7 @@ def plan_memory(
         page_size=page,
         global_pages=global_pages,
         window_pages=window_pages,
+        draft_depths=draft_depths,
     )
 
 
@@ -202,6 +216,10 @@ def build_pools(
                 context_length=plan.context_length,
                 dtype=dtype,
                 device=device,
+                lag=plan.draft_depths,
             )
         )
-    return tuple(pools), ConvRings(text, slots=plan.slots, dtype=dtype, device=device)
+    rings = ConvRings(
+        text, slots=plan.slots, dtype=dtype, device=device, draft_tokens=plan.draft_tokens
+    )
+    return tuple(pools), rings

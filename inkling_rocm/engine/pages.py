@@ -24,6 +24,7 @@ class PagePool:
     Args:
         layers: the model's layer numbers served. window: visible keys, current one included; 0 =
             all.
+        lag: positions before the first uncomputed one that may be computed again.
         pages: number of pages, the sink included.
         slots: sequence slots, slot 0 (the dummy) included.
         context_length: most positions of one sequence.
@@ -42,9 +43,11 @@ class PagePool:
         context_length: int,
         dtype: torch.dtype,
         device: torch.device,
+        lag: int = 0,
     ):
         self.layers = layers
         self.window = window
+        self.lag = lag
         self.page_size = page_size
         self.total = pages - 1
         shape = (len(layers), 2, pages, page_size, num_kv_heads, head_dim)
@@ -75,7 +78,7 @@ class PagePool:
         columns = self.table.shape[1]
         if not self.window:
             return columns
-        return min(columns, (self.window - 1) // self.page_size + 2)
+        return min(columns, (self.window - 1 + self.lag) // self.page_size + 2)
 
     def layer_tensors(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of one of the model's layers, each [pages, page_size, g, D]."""
@@ -88,7 +91,7 @@ class PagePool:
         pages = -(-tokens // self.page_size)
         if self.window:
             # A span of n positions touches at most (n - 2) // page_size + 2 pages.
-            span = self.window - 1 + min(chunk, tokens)
+            span = self.window - 1 + self.lag + min(chunk, tokens)
             pages = min(pages, max(span - 2, 0) // self.page_size + 2)
         return pages
 
@@ -127,13 +130,17 @@ class PagePool:
         self._drop(slot, int(self.first[slot]), int(self.end[slot]))
         self.first[slot] = self.end[slot] = 0
 
-    def fork(self, source: int, target: int, length: int) -> None:
+    def unshared(self, length: int, settled: int) -> int:
+        """Pages that a fork copies."""
+        return -(-length // self.page_size) - settled // self.page_size
+
+    def fork(self, source: int, target: int, length: int, settled: int) -> None:
         """Let slot `target` continue from the first `length` positions of `source`.
 
-        Full pages are shared. A partial last page will be copied, because both will write to it;
-        the caller has checked that one page is free.
+        Pages wholly below `settled` are shared. The others will be copied, because both will write
+        to them; the caller has checked that so many (`unshared`) are free.
         """
-        first, full = int(self.first[source]), length // self.page_size
+        first, full = int(self.first[source]), settled // self.page_size
         for index in range(first, full):
             page = int(self.table[source, index])
             self.references[page] += 1
@@ -141,9 +148,9 @@ class PagePool:
             self._entries.append((target, index, page))
         self.first[target] = first
         self.end[target] = full
-        if length % self.page_size:
-            self.extend(target, length)
-            self._copies.append((int(self.table[source, full]), int(self.table[target, full])))
+        self.extend(target, length)
+        for index in range(full, int(self.end[target])):
+            self._copies.append((int(self.table[source, index]), int(self.table[target, index])))
 
     def take_changes(self, slots: NDArray) -> TableChanges:
         """What changed since the last call, with the live pages of a step's rows.

@@ -53,6 +53,7 @@ class ConvRings:
         # Rings of equal width share one tensor, so that a fork is one copy for each width.
         self._storage: list[Tensor] = []
         self._rings: dict[tuple[int, ConvStream], Tensor] = {}
+        self.slots = slots
         for channels, keys in by_channels.items():
             shape = (len(keys), slots, self.rows, channels)
             storage = torch.zeros(shape, dtype=dtype, device=device)
@@ -70,6 +71,15 @@ class ConvRings:
     def state(self, layer: int, stream: ConvStream) -> Tensor:
         """The ring of one layer and stream, [slots, R, C]."""
         return self._rings[layer, stream]
+
+    def add_storage(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Something else that belongs to a sequence slot and is copied with its rings.
+
+        Returns: zeros [slots, *shape].
+        """
+        storage = torch.zeros(1, self.slots, *shape, dtype=dtype, device=device)
+        self._storage.append(storage)
+        return storage[0]
 
     def take(self) -> int:
         """A free slot; the caller has checked that there is one."""

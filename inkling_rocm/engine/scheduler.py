@@ -8,6 +8,7 @@ tokens. Rules:
 - Of the prompt budget the oldest running prefill is sure of half; the rest goes to the others,
   those with the least left first, and what they do not use goes back to the oldest. So a short
   prompt does not wait behind a long one, and the longest advances in every step.
+- A decoding sequence also computes its drafts, if the pages for them are free.
 - When pages run out the youngest running sequence gives up its pages and slot and is computed
   again later (its tokens are kept, so its output does not change). The oldest always advances:
   every request fits into the empty pools, which is checked when it is submitted.
@@ -32,15 +33,26 @@ class Scheduler:
 
     Args:
         chunk_tokens: most prompt tokens a step. max_running: most sequences in a batch.
+        depths: draft blocks that run behind the model.
+
+    Attributes:
+        most_drafts: drafts of a sequence that are computed in one step, `depths` at most.
     """
 
     def __init__(
-        self, pools: tuple[PagePool, ...], rings: ConvRings, *, chunk_tokens: int, max_running: int
+        self,
+        pools: tuple[PagePool, ...],
+        rings: ConvRings,
+        *,
+        chunk_tokens: int,
+        max_running: int,
+        depths: int = 0,
     ):
         self.pools = pools
         self.rings = rings
         self.chunk_tokens = chunk_tokens
         self.max_running = max_running
+        self.depths = self.most_drafts = depths
         self.waiting: deque[Sequence] = deque()
         self.preempted: list[Sequence] = []  # in order of arrival
         self.running: list[Sequence] = []  # in order of arrival
@@ -48,6 +60,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request: its first continuation computes the prompt, the others wait for it."""
+        for sequence in request.sequences:
+            sequence.depths = self.depths
         first, *siblings = request.sequences
         first.siblings = siblings
         self.waiting.append(first)
@@ -76,27 +90,27 @@ class Scheduler:
     def fork(self, parent: Sequence) -> None:
         """Start the siblings of a sequence whose prompt has just been computed. Their tokens may
         already hold their first sampled one."""
-        length = parent.computed
+        length, settled = parent.computed, parent.settled
         for child in parent.siblings:
             if child.finished:
                 continue
-            if self._can_fork(length):
+            if self._can_fork(length, settled):
                 child.slot = self.rings.take()
                 # Running from here on: a copy that fails (out of memory) must not lose the slot.
                 insort(self.running, child, key=_by_order)
                 self.rings.fork(parent.slot, child.slot)
                 for pool in self.pools:
-                    pool.fork(parent.slot, child.slot, length)
+                    pool.fork(parent.slot, child.slot, length, settled)
                 child.computed = length
             else:
                 insort(self.preempted, child, key=_by_order)
         parent.siblings = []
 
-    def _can_fork(self, length: int) -> bool:
+    def _can_fork(self, length: int, settled: int) -> bool:
         return (
             len(self.running) < self.max_running
             and self.rings.free > 0
-            and all(pool.free > 0 or length % pool.page_size == 0 for pool in self.pools)
+            and all(pool.free >= pool.unshared(length, settled) for pool in self.pools)
         )
 
     def _admit(self) -> None:
@@ -138,10 +152,13 @@ class Scheduler:
                 continue
             if sequence.pending and sequence.complete:
                 continue
+            drafts = min(sequence.most_drafts, self.most_drafts)
+            if drafts and not self._grow(sequence, 1 + drafts):
+                drafts = 0
             while sequence.slot and not self._grow(sequence, 1):
                 self._preempt(self.running[-1])
             if sequence.slot:
-                batch.append((sequence, 1))
+                batch.append((sequence, 1 + drafts))
         return batch
 
     def _add_prefills(self, batch: list[tuple[Sequence, int]]) -> None:
@@ -176,14 +193,14 @@ class Scheduler:
     def _room(self, sequence: Sequence) -> int:
         """Tokens of a sequence that could be computed with the free pages."""
         for pool in self.pools:
-            pool.trim(sequence.slot, sequence.computed)
+            pool.trim(sequence.slot, sequence.settled)
         return min(pool.room(sequence.slot) for pool in self.pools) - sequence.computed
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate pages for the next tokens of a sequence, in all pools or in none."""
         slot, length = sequence.slot, sequence.computed + tokens
         for pool in self.pools:
-            pool.trim(slot, sequence.computed)
+            pool.trim(slot, sequence.settled)
         if any(pool.missing(slot, length) > pool.free for pool in self.pools):
             return False
         for pool in self.pools:
@@ -202,5 +219,5 @@ class Scheduler:
         for pool in self.pools:
             pool.release(sequence.slot)
         self.rings.give_back(sequence.slot)
-        sequence.slot = sequence.computed = 0
+        sequence.slot = sequence.computed = sequence.drafts = 0
         self.running.remove(sequence)

@@ -60,6 +60,7 @@ class Sequence:
             booked, at most 1 when a step is scheduled. computed: how many of both have K/V in the
             pools, or will once the steps that were started have run.
         slot: sequence slot while running, else 0.
+        depths: draft blocks that run behind the model. drafts: tokens that were drafted for it.
         siblings: continuations that start from this one's prompt once it is computed.
         finished: why it ended, None while it has not. retired: its end was reported.
         draft_counts: what speculation did for it; None before its first verification.
@@ -74,6 +75,8 @@ class Sequence:
         self.pending = 0
         self.computed = 0
         self.slot = 0
+        self.depths = 0
+        self.drafts = 0
         self.siblings: list[Sequence] = []
         self.finished: FinishReason | None = None
         self.retired = False
@@ -113,6 +116,21 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return self.length - self.computed
+
+    @property
+    def settled(self) -> int:
+        """Positions below this have final state in every layer. Depth m of the draft blocks reads
+        at position p the token at p + m + 1, so it is final once that token is known."""
+        return max(min(self.computed, len(self.tokens) - self.depths), 0)
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts worth verifying: no more than may still be generated beside a sampled token, and
+        none where a grammar must see each token before the next can be drawn."""
+        if self.constraint is not None:
+            return 0
+        left = self.request.params.max_new_tokens - (self.length - self.prompt_len)
+        return max(min(self.drafts, left - 1), 0)
 
     @property
     def complete(self) -> bool:

@@ -35,6 +35,7 @@ from inkling_rocm.engine.memory import MemoryPlan, free_bytes, plan_memory
 from inkling_rocm.engine.token_sampler import TokenSampler
 from inkling_rocm.host.comm import TorchComm
 from inkling_rocm.model.layer import rank_text
+from inkling_rocm.model.mtp import text_with_drafts
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,12 @@ class SharedSampler:
     def sample(self, logits_nV: Tensor, step: StepInput) -> Tensor:
         return self._comm.broadcast(self._sampler.sample(logits_nV, step))
 
+    def verify(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._comm.broadcast(self._sampler.verify(*args, **kwargs))
+
+    def draft(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._comm.broadcast(self._sampler.draft(*args, **kwargs))
+
 
 class ToldSampler:
     """A follower's: is told the tokens."""
@@ -107,8 +114,16 @@ class ToldSampler:
         self._comm = comm
 
     def sample(self, logits_nV: Tensor, step: StepInput) -> Tensor:
-        tokens = torch.empty(len(step.logit_rows), dtype=torch.int64, device=logits_nV.device)
-        return self._comm.broadcast(tokens)
+        return self._told(logits_nV, len(step.logit_rows))
+
+    def verify(self, logits_BMV: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self._told(logits_BMV, *logits_BMV.shape[:2])
+
+    def draft(self, logits_BV: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self._told(logits_BV, len(logits_BV))
+
+    def _told(self, logits: Tensor, *shape: int) -> Tensor:
+        return self._comm.broadcast(torch.empty(shape, dtype=torch.int64, device=logits.device))
 
 
 class Ranks:
@@ -157,8 +172,15 @@ class Ranks:
             free.append(report.free)
         # Ranks on CPUs share one machine's memory.
         share = min(free) // (args.tp_size if device.type == "cpu" else 1)
-        text = rank_text(parts.config.text, args.tp_size)
-        plan = plan_memory(text, args, dtype=parts.dtype, device=device, free=share)
+        depths = 0 if parts.drafts is None else parts.drafts.depths
+        plan = plan_memory(
+            rank_text(text_with_drafts(parts.config, depths), args.tp_size),
+            args,
+            dtype=parts.dtype,
+            device=device,
+            free=share,
+            draft_depths=depths,
+        )
         self.send(plan)
         for rank, process in enumerate(self._processes, 1):
             watch = threading.Thread(
@@ -241,6 +263,7 @@ class TensorParallelExecutor:
     def __init__(self, local: LocalExecutor, ranks: Ranks):
         self.runs_ahead = local.runs_ahead
         self.counts_tokens = local.counts_tokens
+        self.draft_steps = local.draft_steps
         self._local = local
         self._ranks = ranks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from inkling_rocm.engine.executor import StepInput
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.sampler import SampleRow, sample
+from inkling_rocm.engine.speculative.verification import draw_drafts, verify_draft
 
 if TYPE_CHECKING:  # it imports Triton
     from inkling_rocm.engine.device_sampler import DeviceSampler
@@ -30,8 +32,48 @@ class TokenSampler(Protocol):
         survive if the step asks for log probabilities."""
         ...
 
+    def verify(
+        self,
+        logits_BMV: Tensor,
+        drafts_BN: Tensor,
+        draft_logits_BNV: Tensor | None,
+        step: StepInput,
+        *,
+        rejection: bool,
+    ) -> Tensor:
+        """The tokens of step.samples, int64 [B, N + 1]; see verification.verify_draft."""
+        ...
 
-class TorchSampler:
+    def draft(
+        self, logits_BV: Tensor, rows: Sequence[SampleRow], depth: int, *, rejection: bool
+    ) -> Tensor:
+        """One draft a row, int64 [B]; see verification.draw_drafts."""
+        ...
+
+
+class _TorchVerification:
+    """Verification and drafting as specified, which wait for the device."""
+
+    def verify(
+        self,
+        logits_BMV: Tensor,
+        drafts_BN: Tensor,
+        draft_logits_BNV: Tensor | None,
+        step: StepInput,
+        *,
+        rejection: bool,
+    ) -> Tensor:
+        return verify_draft(
+            logits_BMV, drafts_BN, draft_logits_BNV, step.samples, rejection=rejection
+        )[0]
+
+    def draft(
+        self, logits_BV: Tensor, rows: Sequence[SampleRow], depth: int, *, rejection: bool
+    ) -> Tensor:
+        return draw_drafts(logits_BV, rows, depth, rejection=rejection)
+
+
+class TorchSampler(_TorchVerification):
     """sampler.sample; waits for the device."""
 
     counts_tokens = False
@@ -40,7 +82,7 @@ class TorchSampler:
         return _drawn_by_torch(logits_nV, step.samples, keep_logits=bool(step.logprobs))
 
 
-class DeviceTokenSampler:
+class DeviceTokenSampler(_TorchVerification):
     """The sampling kernels; waits for nothing.
 
     Rows without a slot of their own (continuations that start with this token) are drawn by the

@@ -40,7 +40,7 @@ class InklingModel:
                 text,
                 text.attention(index),
                 text.layer_is_moe[index],
-                _below(weights, f"layers.{index}."),
+                below(weights, f"layers.{index}."),
                 ops,
                 tp_size,
                 first_expert,
@@ -103,7 +103,7 @@ class InklingModel:
         )
 
 
-def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The parameters whose names start with prefix, without it."""
     start = len(prefix)
     return {name[start:]: w for name, w in weights.items() if name.startswith(prefix)}
