@@ -123,9 +123,7 @@ def plan_memory(
         attention = text.attention(layer)
         page_bytes[is_local] += 2 * page * attention.num_kv_heads * attention.head_dim * size
         channels = sum(ring_channels(text, layer, stream) for stream in CONV_STREAMS)
-        ring_bytes += (
-            (text.conv_taps - 1 + 2 * draft_depths) * channels * size * (max_running + 1)
-        )
+        ring_bytes += (text.conv_taps - 1 + 2 * draft_depths) * channels * size * (max_running + 1)
     ring_bytes += 2 * draft_depths * text.hidden_size * size * (max_running + 1)
 
     left = max(budget - ring_bytes, 0)

@@ -82,7 +82,7 @@ def test_fork_shares_full_pages_and_copies_the_partial_one():
     pool.extend(1, 10)
     pool.storage.copy_(torch.arange(pool.storage.numel()).view(pool.storage.shape))
     pool.take_changes(np.array([1]))
-    pool.fork(1, 2, 10)
+    pool.fork(1, 2, 10, 10)
     changes = pool.take_changes(np.array([1, 2]))
     assert changes.entries.tolist() == [[2, i, pool.table[2, i]] for i in range(3)]
     pool.copy_pages(changes.copies)
@@ -103,7 +103,7 @@ def test_fork_of_a_trimmed_window():
     for position in range(21):
         pool.trim(1, position)
         pool.extend(1, position + 1)
-    pool.fork(1, 2, 21)
+    pool.fork(1, 2, 21, 21)
     assert pool.first[2] == pool.first[1] == 4
     assert pool.references[pool.table[1, 4]] == 2
     for position in range(21, 30):
@@ -154,7 +154,7 @@ def test_random_use_never_loses_or_doubles_a_page():
         else:
             target = rng.randrange(1, 5)
             if length[target] == 0 and target != slot and length[slot] and pool.free:
-                pool.fork(slot, target, length[slot])
+                pool.fork(slot, target, length[slot], length[slot])
                 length[target] = length[slot]
         held: dict[int, int] = {}
         for s in range(1, 5):

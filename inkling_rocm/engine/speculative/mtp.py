@@ -31,7 +31,7 @@ class MTPDrafter:
         keep_logits: keep what drafts are drawn from, for rejection sampling.
     """
 
-    taps = ()
+    taps: tuple[int, ...] = ()
 
     def __init__(
         self,
