@@ -41,6 +41,26 @@ CudaGraphBs = Annotated[
 DisableOverlapSchedule = Annotated[
     bool, typer.Option(help="Wait for a step's tokens before scheduling the next.")
 ]
+SpeculativeAlgorithm = Annotated[
+    str | None,
+    typer.Option(help="EAGLE: draft with the checkpoint's own blocks; see docs/speculation.md."),
+]
+SpeculativeNumSteps = Annotated[
+    int | None, typer.Option(help="Drafts of a round; default: 3, or as many as there are blocks.")
+]
+SpeculativeNumDraftTokens = Annotated[
+    int | None, typer.Option(help="Accepted for SGLang's sake: one more than the steps.")
+]
+SpeculativeEagleTopk = Annotated[
+    int | None, typer.Option(help="Accepted for SGLang's sake: 1, drafts are a chain.")
+]
+SpeculativeUseRejectionSampling = Annotated[
+    bool,
+    typer.Option(
+        help="Accept drafts of random requests by rejection sampling: the same distribution, "
+        "other tokens than without speculation."
+    ),
+]
 RandomSeed = Annotated[int, typer.Option(help="Seeds of requests without one, dummy weights.")]
 TpSize = Annotated[
     int,

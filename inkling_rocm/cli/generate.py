@@ -32,6 +32,9 @@ def generate(
     tp_size: options.TpSize = 1,
     ep_size: options.EpSize = 1,
     json_model_override_args: options.JsonModelOverrideArgs = "{}",
+    speculative_algorithm: options.SpeculativeAlgorithm = None,
+    speculative_num_steps: options.SpeculativeNumSteps = None,
+    speculative_use_rejection_sampling: options.SpeculativeUseRejectionSampling = False,
     log_level: options.LogLevel = "warning",
 ) -> None:
     """Answer one prompt. The answer goes to stdout, reasoning and tool calls to stderr."""
@@ -50,6 +53,9 @@ def generate(
         tp_size=tp_size,
         ep_size=ep_size,
         json_model_override_args=json_model_override_args,
+        speculative_algorithm=speculative_algorithm,
+        speculative_num_steps=speculative_num_steps,
+        speculative_use_rejection_sampling=speculative_use_rejection_sampling,
     )
     from inkling_rocm.engine import Engine, SamplingParams
     from inkling_rocm.server.errors import ApiError

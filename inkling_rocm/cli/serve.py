@@ -45,6 +45,11 @@ def serve(
     cuda_graph_max_bs: options.CudaGraphMaxBs = None,
     cuda_graph_bs: options.CudaGraphBs = None,
     disable_overlap_schedule: options.DisableOverlapSchedule = False,
+    speculative_algorithm: options.SpeculativeAlgorithm = None,
+    speculative_num_steps: options.SpeculativeNumSteps = None,
+    speculative_num_draft_tokens: options.SpeculativeNumDraftTokens = None,
+    speculative_eagle_topk: options.SpeculativeEagleTopk = None,
+    speculative_use_rejection_sampling: options.SpeculativeUseRejectionSampling = False,
     random_seed: options.RandomSeed = 0,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin browsers may call from; repeatable.")
@@ -81,6 +86,11 @@ def serve(
         disable_cuda_graph=disable_cuda_graph,
         cuda_graph_max_bs=cuda_graph_max_bs,
         cuda_graph_bs=tuple(cuda_graph_bs) if cuda_graph_bs else None,
+        speculative_algorithm=speculative_algorithm,
+        speculative_num_steps=speculative_num_steps,
+        speculative_num_draft_tokens=speculative_num_draft_tokens,
+        speculative_eagle_topk=speculative_eagle_topk,
+        speculative_use_rejection_sampling=speculative_use_rejection_sampling,
         disable_overlap_schedule=disable_overlap_schedule,
         random_seed=random_seed,
         served_model_name=served_model_name,

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from inkling_rocm.checkpoint.dummy import fill_dummy
 from inkling_rocm.checkpoint.table import allocate
-from inkling_rocm.config import AttentionConfig, InklingConfig, MoEConfig, TextConfig
+from inkling_rocm.config import (
+    AttentionConfig,
+    InklingConfig,
+    MoEConfig,
+    MTPConfig,
+    TextConfig,
+)
 from inkling_rocm.engine import Engine, EngineArgs
 from inkling_rocm.engine.load import EngineParts
-from inkling_rocm.model import InklingModel
+from inkling_rocm.model import DraftBlocks, InklingModel
 from inkling_rocm.ops import resolve_ops
 from kernel_base.arch import arch_named
 from tests.support.plain_host import PlainHost, run_chunks
@@ -65,21 +72,42 @@ def tiny_config(*, layer_is_local=(True, True, False), conv_taps=4) -> InklingCo
     )
 
 
+def tiny_mtp_config(*, chain_hidden_post_norm=False) -> InklingConfig:
+    """With eight draft blocks of both kinds."""
+    local = (True, False, True, False, True, True, True, True)
+    mtp = MTPConfig(
+        num_blocks=8, block_is_local=local, chain_hidden_post_norm=chain_hidden_post_norm
+    )
+    return replace(tiny_config(), mtp=mtp)
+
+
 @lru_cache(maxsize=8)
 def tiny_model(config: InklingConfig) -> InklingModel:
-    weights = allocate(config, dtype=torch.float32, device="cpu")
+    parts = ("text",) if config.mtp is None else ("text", "mtp")
+    weights = allocate(config, dtype=torch.float32, device="cpu", parts=parts)
     fill_dummy(config, weights, seed=3)
     return InklingModel(config, weights, resolve_ops(config, arch_named("cpu"), dtype="float32"))
 
 
+@lru_cache(maxsize=16)
+def tiny_blocks(config: InklingConfig, depths: int) -> DraftBlocks:
+    model = tiny_model(config)
+    return DraftBlocks(model, model.weights, depths)
+
+
 def tiny_engine(config: InklingConfig | None = None, **args) -> Engine:
+    """An engine over the tiny model; with speculative_num_steps its draft blocks run too."""
     config = config or tiny_config()
+    depths = args.get("speculative_num_steps")
+    if depths:
+        args["speculative_algorithm"] = "EAGLE"
     parts = EngineParts(
         config=config,
         model=tiny_model(config),
         tokenizer=None,
         dtype=torch.float32,
         device=torch.device("cpu"),
+        drafts=tiny_blocks(config, depths) if depths else None,
     )
     settings = {"page_size": 16, "max_running_requests": 8, "check_invariants": True, **args}
     return Engine(EngineArgs(model_path="tiny", skip_tokenizer_init=True, **settings), parts=parts)
