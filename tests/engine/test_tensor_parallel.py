@@ -11,7 +11,7 @@ import torch
 
 from inkling_rocm.checkpoint.released_config import released_config
 from inkling_rocm.engine import Engine, EngineArgs, RequestError, SamplingParams
-from tests.engine.tiny import tiny_config
+from tests.engine.tiny import tiny_config, tiny_mtp_config
 
 PROMPTS = [[(11 * i + 5 * salt + 3) % 150 for i in range(length)] for salt, length in
            enumerate((3, 40, 17, 1))]  # fmt: skip
@@ -33,7 +33,8 @@ def even_experts():
     config = tiny_config()
     moe = replace(config.text.moe, num_experts=8)
     local = replace(config.text.local_attention, log_alpha=0.3)  # config.json has one for both
-    return replace(config, text=replace(config.text, moe=moe, local_attention=local))
+    text = replace(config.text, moe=moe, local_attention=local)
+    return replace(config, text=text, mtp=tiny_mtp_config().mtp)
 
 
 def engine(folder, **args) -> Engine:
@@ -67,6 +68,19 @@ def answers(running: Engine) -> list:
             by_index.setdefault(update.index, []).extend(update.token_ids)
         found.append(by_index)
     return found
+
+
+@pytest.mark.parametrize("rejection", [False, True])
+def test_speculation(folder, alone, rejection):
+    """The ranks agree on drafts and on what is accepted; shards of the draft blocks add up."""
+    settings = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 2}
+    settings["speculative_use_rejection_sampling"] = rejection
+    with engine(folder, **settings) as running:
+        want = answers(running)
+    if not rejection:
+        assert want == alone[0]
+    with engine(folder, tp_size=2, **settings) as running:
+        assert answers(running) == want
 
 
 @pytest.fixture(scope="module")
