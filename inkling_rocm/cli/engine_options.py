@@ -61,6 +61,13 @@ SpeculativeUseRejectionSampling = Annotated[
         "other tokens than without speculation."
     ),
 ]
+SpeculativeAdaptive = Annotated[
+    bool,
+    typer.Option(
+        help="Choose the drafts of each round by measured tokens per second; "
+        "--speculative-num-steps at most."
+    ),
+]
 RandomSeed = Annotated[int, typer.Option(help="Seeds of requests without one, dummy weights.")]
 TpSize = Annotated[
     int,

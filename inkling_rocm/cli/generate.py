@@ -35,6 +35,7 @@ def generate(
     speculative_algorithm: options.SpeculativeAlgorithm = None,
     speculative_num_steps: options.SpeculativeNumSteps = None,
     speculative_use_rejection_sampling: options.SpeculativeUseRejectionSampling = False,
+    speculative_adaptive: options.SpeculativeAdaptive = False,
     log_level: options.LogLevel = "warning",
 ) -> None:
     """Answer one prompt. The answer goes to stdout, reasoning and tool calls to stderr."""
@@ -56,6 +57,7 @@ def generate(
         speculative_algorithm=speculative_algorithm,
         speculative_num_steps=speculative_num_steps,
         speculative_use_rejection_sampling=speculative_use_rejection_sampling,
+        speculative_adaptive=speculative_adaptive,
     )
     from inkling_rocm.engine import Engine, SamplingParams
     from inkling_rocm.server.errors import ApiError

@@ -50,6 +50,7 @@ def serve(
     speculative_num_draft_tokens: options.SpeculativeNumDraftTokens = None,
     speculative_eagle_topk: options.SpeculativeEagleTopk = None,
     speculative_use_rejection_sampling: options.SpeculativeUseRejectionSampling = False,
+    speculative_adaptive: options.SpeculativeAdaptive = False,
     random_seed: options.RandomSeed = 0,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin browsers may call from; repeatable.")
@@ -91,6 +92,7 @@ def serve(
         speculative_num_draft_tokens=speculative_num_draft_tokens,
         speculative_eagle_topk=speculative_eagle_topk,
         speculative_use_rejection_sampling=speculative_use_rejection_sampling,
+        speculative_adaptive=speculative_adaptive,
         disable_overlap_schedule=disable_overlap_schedule,
         random_seed=random_seed,
         served_model_name=served_model_name,

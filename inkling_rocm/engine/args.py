@@ -44,6 +44,10 @@ class EngineArgs:
             speculative_eagle_topk: 1 or None (drafts are a chain).
         speculative_use_rejection_sampling: accept drafts of random requests by rejection sampling:
             the same distribution, more accepted, other tokens than without speculation.
+        speculative_adaptive: choose the drafts of each round, speculative_num_steps at most, by
+            what gives the most tokens per second.
+        speculative_simulate_acceptance: accept each draft with this probability where those before
+            it were accepted, for measuring: OUTPUTS ARE MEANINGLESS. None = off.
         random_seed: from which seeds of requests without one are drawn, and dummy weights.
         served_model_name: None = model_path.
         tp_size: tensor-parallel ranks, one process and one device each.
@@ -82,6 +86,8 @@ class EngineArgs:
     speculative_num_draft_tokens: int | None = None
     speculative_eagle_topk: int | None = None
     speculative_use_rejection_sampling: bool = False
+    speculative_adaptive: bool = False
+    speculative_simulate_acceptance: float | None = None
     random_seed: int = 0
     served_model_name: str | None = None
     tp_size: int = 1

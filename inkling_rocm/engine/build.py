@@ -47,7 +47,12 @@ def build_executor(
     if parts.drafts is not None:
         rejection = args.speculative_use_rejection_sampling
         drafter = MTPDrafter(parts.drafts, host, sampler, keep_logits=rejection)
-        speculation = Speculation(drafter, sampler, rejection=rejection)
+        speculation = Speculation(
+            drafter,
+            sampler,
+            rejection=rejection,
+            simulated=args.speculative_simulate_acceptance,
+        )
     return LocalExecutor(
         parts.model,
         host,

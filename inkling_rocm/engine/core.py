@@ -36,10 +36,11 @@ from inkling_rocm.engine.executor import (
     StepResult,
 )
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats
-from inkling_rocm.engine.request import FinishReason, TokenLogprob, Update
+from inkling_rocm.engine.request import DraftCounts, FinishReason, TokenLogprob, Update
 from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request, Sequence
+from inkling_rocm.engine.speculative.stats import SpeculationStats
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class _Flight:
         drawn: sequences that get a token, in the order of the result. ended: those that were only
             to compute their prompt. forks: those whose siblings start.
         logit_rows: of each of `drawn`. drafts: to be made for each sequence that gets a token.
+        decoding: the sequences of the batch that compute no prompt.
         scored: prompt rows asked for. host_needed: the next step cannot be scheduled before this
             one is booked.
     """
@@ -76,6 +78,7 @@ class _Flight:
     scored: list[tuple[Sequence, Score]] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
     drafts: int = 0
+    decoding: frozenset[Sequence] = frozenset()
     host_needed: bool = False
     output: StepOutput = field(init=False)
 
@@ -83,10 +86,18 @@ class _Flight:
 class EngineCore:
     """The engine without its thread."""
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, metrics: EngineMetrics):
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        metrics: EngineMetrics,
+        speculation: SpeculationStats | None = None,
+    ):
         self.executor = executor
         self.scheduler = scheduler
         self.metrics = metrics
+        self.speculation = speculation
+        self._booked: float | None = None  # when the step before was, if one ran just before
         self.requests: dict[str, Request] = {}
         self._flight: _Flight | None = None
         self._outbox: dict[str, tuple[Request, list[Update]]] = {}
@@ -130,6 +141,8 @@ class EngineCore:
         ahead does not pay or the host must see the tokens first, book the new one too."""
         started = time.perf_counter()
         batch = self.scheduler.schedule()
+        if not batch:
+            self._booked = None
         assert batch or self.idle or self._flight, "sequences wait but none can run"
         flight, error = self._start(batch)
         self._land()
@@ -156,6 +169,7 @@ class EngineCore:
             generated_tokens=self._generated_tokens,
             preemptions=scheduler.preemptions,
             requests_finished=self._finished,
+            speculation=None if self.speculation is None else self.speculation.snapshot(),
         )
 
     def _start(
@@ -217,7 +231,10 @@ class EngineCore:
         wanted = [
             s.request.logprobs for s, n in zip(flight.drawn, lengths, strict=True) for _ in range(n)
         ]
-        flight.logit_rows, flight.drafts = lengths, self.scheduler.most_drafts
+        flight.logit_rows = lengths
+        flight.decoding = frozenset(s for s, _ in batch if s.remaining == 1)
+        if self.speculation is not None:
+            flight.drafts = self.speculation.choose(len(flight.decoding) or len(batch))
         step = StepInput(
             slots=slots,
             q_start=np.array([s.computed for s, _ in batch], np.int64),
@@ -329,6 +346,7 @@ class EngineCore:
         for sequence in flight.ended:
             if sequence.finished is None:
                 sequence.finish("length")
+        self._book_drafts(flight, result)
         self._add_tokens(flight, result)
         for sequence in flight.drawn:
             # Drafts are made for sequences that have a slot, not for continuations that start.
@@ -339,6 +357,26 @@ class EngineCore:
         for sequence in (*flight.drawn, *flight.ended):
             if sequence.finished:
                 self._retire(sequence)
+
+    def _book_drafts(self, flight: _Flight, result: StepResult) -> None:
+        """Count what was drafted and accepted, and time the round if it was nothing but one."""
+        if self.speculation is None:
+            return
+        now, before = time.perf_counter(), self._booked
+        self._booked = now
+        drafted: list[int] = []
+        accepted: list[int] = []
+        for sequence, tokens, rows in zip(
+            flight.drawn, result.tokens, flight.logit_rows, strict=True
+        ):
+            if sequence in flight.decoding and tokens and not sequence.finished:
+                drafted.append(rows - 1)
+                accepted.append(len(tokens) - 1)
+                counts = sequence.draft_counts or DraftCounts()
+                sequence.draft_counts = counts.after(drafted[-1], accepted[-1])
+        alone = before is not None and len(flight.decoding) == len(flight.batch)
+        seconds = now - before if alone and before is not None else None
+        self.speculation.book(drafted, accepted, seconds, made=flight.drafts)
 
     def _add_tokens(self, flight: _Flight, result: StepResult) -> None:
         now = time.perf_counter()

@@ -20,6 +20,7 @@ from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.build import build_executor
 from inkling_rocm.engine.constraint import ConstraintCompiler
 from inkling_rocm.engine.core import EngineCore
+from inkling_rocm.engine.decode_runner import decode_buckets
 from inkling_rocm.engine.executor import Executor
 from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.load import EngineParts, check_ranks, load_parts
@@ -30,6 +31,8 @@ from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request
 from inkling_rocm.engine.sequence import Sequence as Continuation
 from inkling_rocm.engine.sglang_form import Generation
+from inkling_rocm.engine.speculative.adaptive import AdaptiveSteps
+from inkling_rocm.engine.speculative.stats import SpeculationStats
 from inkling_rocm.engine.tensor_parallel import RankLost, Ranks, TensorParallelExecutor
 from inkling_rocm.engine.validate import check_request
 from inkling_rocm.host import SingleRank
@@ -124,6 +127,9 @@ class Engine:
         if args.rank_slice is not None:
             self.model_name += f" (one rank of {args.rank_slice}: outputs are meaningless)"
             logger.warning("%s; use it for measuring only", self.model_name)
+        if args.speculative_simulate_acceptance is not None:
+            self.model_name += " (simulated acceptance: outputs are meaningless)"
+            logger.warning("%s; use it for measuring only", self.model_name)
         self._vocabulary = text.unpadded_vocab_size
         if self._ranks is None:
             depths = 0 if parts.drafts is None else parts.drafts.depths
@@ -148,7 +154,14 @@ class Engine:
             max_running=plan.max_running,
             depths=plan.draft_depths,
         )
-        self._core = EngineCore(executor, scheduler, self._metrics)
+        speculation = None
+        if plan.draft_depths:
+            adaptive = None
+            if args.speculative_adaptive:
+                buckets = decode_buckets(plan.max_running)
+                adaptive = AdaptiveSteps(plan.draft_depths, buckets=buckets)
+            speculation = SpeculationStats(plan.draft_depths, self._metrics, adaptive)
+        self._core = EngineCore(executor, scheduler, self._metrics, speculation)
         known = (*parts.config.eos_token_ids, *(self.tokenizer.eos_ids if self.tokenizer else ()))
         self.stop_ids = tuple(i for i in dict.fromkeys(known) if i < self._vocabulary)
         self._constraints = None

@@ -33,6 +33,7 @@ class ServerSettings:
         served_model_name: name clients ask for; None = the engine's.
         api_key: None = no key needed. max_body_bytes: larger requests are refused.
         cors_origins: origins browsers may call from; none by default.
+        allow_meaningless_outputs: serve an engine whose acceptance is simulated, to measure it.
 
     Raises:
         ValueError: an empty key, which an unset shell variable gives: it must not mean "no key".
@@ -42,6 +43,7 @@ class ServerSettings:
     api_key: str | None = None
     max_body_bytes: int = 16 * 1024 * 1024
     cors_origins: tuple[str, ...] = ()
+    allow_meaningless_outputs: bool = False
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():

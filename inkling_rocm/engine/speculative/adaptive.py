@@ -6,8 +6,8 @@ EVERY rounds of a batch bucket the controller compares the others with the one i
 
 - surely better (gain - Z errors > MARGIN): settle on it. Noise does not move it, so it does not
   oscillate between step counts that are equally good;
-- perhaps better (gain + Z errors > MARGIN): run it for one round, a probe, to know more. What has
-  not been run for long becomes uncertain again, so a change is found out;
+- perhaps better (gain + Z errors > MARGIN): run it for PROBE rounds to know more. What has not
+  been run for long becomes uncertain again, so a change is found out;
 - otherwise: leave it.
 
 Given the same calls it does the same. Which steps it chooses changes speed, never tokens.
@@ -31,17 +31,22 @@ from inkling_rocm.engine.speculative.round_cost import RoundCost
 
 logger = logging.getLogger(__name__)
 
-EVERY = 8  # rounds between two decisions, so at most one round in 8 is a probe
+EVERY = 16  # timed rounds between two decisions
+PROBE = 2  # rounds; the first verifies what was drafted before it, so its time is of neither
 MARGIN = 0.02  # relative gain in tokens per second that is worth a change
 Z = 2.0  # standard errors that make it sure
 
 
 @dataclass
 class _Bucket:
-    """Attributes: settled: steps of ordinary rounds; probe: of the next round only."""
+    """Attributes:
+    settled: steps of ordinary rounds. probe: of the next `probes` rounds.
+    rounds: that were timed.
+    """
 
     settled: int
-    probe: int | None = None
+    probe: int = 0
+    probes: int = 0
     rounds: int = 0
 
 
@@ -67,8 +72,10 @@ class AdaptiveSteps:
     def choose(self, batch: int) -> int:
         """Steps of the next round of `batch` rows; call once a round."""
         state = self._state(self.cost.bucket(batch))
-        probe, state.probe = state.probe, None
-        return state.settled if probe is None else probe
+        if not state.probes:
+            return state.settled
+        state.probes -= 1
+        return state.probe
 
     def settled(self, batch: int) -> int:
         """Steps of ordinary rounds of `batch` rows."""
@@ -86,7 +93,8 @@ class AdaptiveSteps:
 
         Args:
             drafted, accepted: drafts verified and accepted of each row, [B].
-            seconds: how long it took; None where that says nothing (a prompt chunk ran too).
+            seconds: how long it took; None where that says nothing about `steps`: a prompt chunk
+                ran too, or another number of drafts was made than verified.
             steps: as chosen for it; rows may have had fewer drafts.
         """
         if not drafted:
@@ -131,4 +139,4 @@ class AdaptiveSteps:
             return
         uncertain = [s for s in others if perhaps_S[s] > MARGIN]
         if uncertain:
-            state.probe = max(uncertain, key=lambda s: perhaps_S[s])
+            state.probe, state.probes = max(uncertain, key=lambda s: perhaps_S[s]), PROBE

@@ -19,8 +19,14 @@ def check_speculative(args: EngineArgs) -> None:
     if args.speculative_algorithm is None:
         given = [
             name
-            for name in ("num_steps", "num_draft_tokens", "use_rejection_sampling")
-            if getattr(args, f"speculative_{name}")
+            for name in (
+                "num_steps",
+                "num_draft_tokens",
+                "use_rejection_sampling",
+                "adaptive",
+                "simulate_acceptance",
+            )
+            if getattr(args, f"speculative_{name}") not in (None, False)
         ]
         if given:
             raise ValueError(
@@ -45,6 +51,11 @@ def check_speculative(args: EngineArgs) -> None:
         raise ValueError(
             f"speculative_num_draft_tokens {tokens}: a chain of {steps} steps gives {steps} drafts "
             f"and one more token; leave it out or give {steps + 1 if steps else ''}"
+        )
+    simulated = args.speculative_simulate_acceptance
+    if simulated is not None and not 0 <= simulated <= 1:
+        raise ValueError(
+            f"speculative_simulate_acceptance {simulated}: wanted a probability, 0 to 1"
         )
     if tokens is not None and tokens < 2:
         raise ValueError(f"speculative_num_draft_tokens {tokens}: wanted at least 2")

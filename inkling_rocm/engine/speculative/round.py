@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inkling_rocm.engine.executor import DRAFT_TOKEN, StepInput
 from inkling_rocm.engine.host import upload
+from inkling_rocm.engine.random import row_key
 from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.engine.speculative.drafter import Confirmed, Drafter
+from inkling_rocm.engine.speculative.simulation import simulate_acceptance
 from inkling_rocm.engine.token_sampler import TokenSampler
 
 NO_TOKEN = -1
@@ -22,10 +25,23 @@ class Speculation:
 
     Args:
         rejection: accept by rejection sampling, else where the sampler draws what was drafted.
+        simulated: accept with this probability instead (simulation.py); None = do not.
     """
 
-    def __init__(self, drafter: Drafter, sampler: TokenSampler, *, rejection: bool = False):
+    def __init__(
+        self,
+        drafter: Drafter,
+        sampler: TokenSampler,
+        *,
+        rejection: bool = False,
+        simulated: float | None = None,
+    ):
         self.drafter = drafter
+        self.simulated = None
+        if simulated is not None:
+            self.simulated = torch.tensor(
+                simulated, dtype=torch.float64, device=drafter.tokens.device
+            )
         self._sampler = sampler
         self._rejection = rejection
 
@@ -64,13 +80,20 @@ class Speculation:
         )
         every = first[:, None] + np.minimum(np.arange(most), rows[:, None] - 1)
         stashed = self.drafter.logits
-        return self._sampler.verify(
+        tokens_nM = self._sampler.verify(
             logits_nV[upload(every, device)],
             drafts_nN,
             None if stashed is None else stashed[slots, : most - 1],
             step,
             rejection=self._rejection,
         )
+        if self.simulated is None:
+            return tokens_nM
+        # Not from step.samples, which only the rank that samples has.
+        keys = _keys(step, step.logit_rows[first])
+        return simulate_acceptance(
+            tokens_nM, drafts_nN, upload(keys, device), probability=self.simulated
+        )[0]
 
     def propose(
         self,
@@ -106,3 +129,12 @@ class Speculation:
             rows=[samples[row] for row in sorted(samples)],
         )
         self.drafter.propose(confirmed)
+
+
+def _keys(step: StepInput, tokens: NDArray) -> NDArray:
+    """One number a sample that its slot and the position of its first token decide, int64 [n]."""
+    ends = np.cumsum(step.q_len)
+    row = np.searchsorted(ends, tokens, side="right")
+    position = step.q_start[row] + tokens - (ends - step.q_len)[row]
+    pairs = zip(step.sample_slots.tolist(), position.tolist(), strict=True)
+    return np.array([row_key(slot, at) for slot, at in pairs], np.int64)

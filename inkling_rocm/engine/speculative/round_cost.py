@@ -40,9 +40,10 @@ class _Cell:
         self.median = float(np.median(values))
         self.spread = float(np.median(np.abs(values - self.median))) / self.median
 
-    def error(self, now: int) -> float:
-        """Relative standard error; grows while the cell is not run."""
-        noise = max(MEDIAN_ERROR * self.spread / len(self) ** 0.5, LEAST_ERROR)
+    def error(self, now: int, spread: float) -> float:
+        """Relative standard error, by the spread of single times; grows while the cell is not
+        run."""
+        noise = max(MEDIAN_ERROR * spread / len(self) ** 0.5, LEAST_ERROR)
         return float(np.hypot(noise, DRIFT * (now - self._samples[-1][0]) / HORIZON))
 
 
@@ -79,10 +80,12 @@ class RoundCost:
         least one round must have been booked, of whatever bucket."""
         seconds_S, errors_S = self._estimate(bucket), np.full(self.most + 1, UNMEASURED_ERROR)
         now = self._rounds.get(bucket, 0)
-        for steps in range(self.most + 1):
-            if self.measured(bucket, steps):
-                cell = self._cells[bucket, steps]
-                seconds_S[steps], errors_S[steps] = cell.median, cell.error(now)
+        measured = [n for n in range(self.most + 1) if self.measured(bucket, n)]
+        # Of few samples the spread is often far too small: that of the noisiest counts for all.
+        spread = max((self._cells[bucket, n].spread for n in measured), default=0.0)
+        for steps in measured:
+            cell = self._cells[bucket, steps]
+            seconds_S[steps], errors_S[steps] = cell.median, cell.error(now, spread)
         return seconds_S, errors_S
 
     def _estimate(self, bucket: int) -> NDArray:

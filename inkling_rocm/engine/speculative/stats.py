@@ -36,7 +36,8 @@ class SpeculationStats:
         self._recent = np.zeros(3)  # verifications, drafts, accepted drafts, decayed
 
     def choose(self, batch: int) -> int:
-        """Draft steps of the next round of `batch` rows; call once a round."""
+        """Drafts to make in the next round of `batch` rows, which the round after it verifies; call
+        once a round."""
         return self._most if self._adaptive is None else self._adaptive.choose(batch)
 
     def book(
@@ -46,15 +47,17 @@ class SpeculationStats:
         seconds: float | None,
         *,
         steps: int | None = None,
+        made: int | None = None,
     ) -> None:
-        """Take in a round.
+        """Take in a round: a verification, and the drafts that were made after it.
 
         Args:
             drafted, accepted: drafts verified and accepted of each row, [B]; 0 drafted where a row
                 had none (a grammar).
             seconds: from the end of the round before to the end of this one; None where that says
                 nothing about a round's cost (the first one, a step that computed prompts too).
-            steps: as chosen for the round; None = the most that a row had.
+            steps: as chosen for the drafts that were verified; None = the most that a row had.
+            made: as chosen for those made for the next round; None = as many.
         """
         if not drafted:
             return
@@ -74,7 +77,8 @@ class SpeculationStats:
             self._seconds += seconds
             self._timed += 1
         if self._adaptive is not None:
-            self._adaptive.book(drafted, accepted, seconds, steps=steps)
+            typical = made is None or made == steps
+            self._adaptive.book(drafted, accepted, seconds if typical else None, steps=steps)
         self._metrics.speculation_round(drafted, accepted, steps=steps, seconds=seconds)
 
     def snapshot(self) -> SpeculationSnapshot:
