@@ -51,13 +51,13 @@ class ConvRings:
                 channels = ring_channels(text, layer, stream)
                 by_channels.setdefault(channels, []).append((layer, stream))
         # Rings of equal width share one tensor, so that a fork is one copy for each width.
-        self._storage: list[Tensor] = []
+        self.storage: list[Tensor] = []  # each [rings, slots, R, C]
         self._rings: dict[tuple[int, ConvStream], Tensor] = {}
         self.slots = slots
         for channels, keys in by_channels.items():
             shape = (len(keys), slots, self.rows, channels)
             storage = torch.zeros(shape, dtype=dtype, device=device)
-            self._storage.append(storage)
+            self.storage.append(storage)
             self._rings.update(zip(keys, storage.unbind(0), strict=True))
 
     @property
@@ -101,5 +101,5 @@ class ConvRings:
     def copy(self, copies: NDArray) -> None:
         """Copy every ring of (source, target) slots, int32 [c, 2], in order."""
         for source, target in copies.tolist():
-            for storage in self._storage:
+            for storage in self.storage:
                 storage[:, target] = storage[:, source]
