@@ -132,10 +132,7 @@ class DiskStore:
             return False
         with self._write_lock:
             try:
-                if self.size(key) == size:
-                    os.utime(self.folder / name)
-                    with self._lock:
-                        self._remember(name, size)
+                if self._stored(name, size):
                     return True
                 if self._written >= self.capacity_bytes * RESCAN_SHARE:
                     self._scan()
@@ -144,6 +141,7 @@ class DiskStore:
                     write_entry(
                         fd, fingerprint=self.fingerprint, key=key, layout=layout, data=data
                     )  # fmt: skip
+                    _use(fd)
                     os.replace(aside, self.folder / name)
             except OSError as error:
                 with self._lock:
@@ -185,7 +183,7 @@ class DiskStore:
             size = os.fstat(fd).st_size
             # Only the order of eviction is lost where a file's times cannot be set.
             with contextlib.suppress(OSError):
-                os.utime(fd)
+                _use(fd)
         except (BadEntry, OSError) as error:
             self._spoiled(path, fd, error)
             return None
@@ -248,6 +246,18 @@ class DiskStore:
         for victim in victims:
             victim.unlink(missing_ok=True)  # another process may have evicted it
 
+    def _stored(self, name: str, size: int) -> bool:
+        """Whether there is such a file; then it is the most recently used."""
+        try:
+            if (self.folder / name).stat().st_size != size:
+                return False
+            _use(self.folder / name)
+        except FileNotFoundError:
+            return False
+        with self._lock:
+            self._remember(name, size)
+        return True
+
     def _remember(self, name: str, size: int) -> None:
         self._forget(name)
         self._sizes[name] = size
@@ -291,6 +301,12 @@ class DiskStore:
             self._warned.add(kind)
         if not known:
             logger.warning(message)
+
+
+def _use(file: int | Path) -> None:
+    """Make a file the most recently used. The system's own times are those of its last tick."""
+    now = time.time_ns()
+    os.utime(file, ns=(now, now))
 
 
 def _remove_if_abandoned(path: str) -> None:

@@ -82,8 +82,8 @@ def read_entry(
         raise BadEntry(f"cut: {payload} bytes of payload")
     prefix = _read(fd, PREFIX.size)
     wanted = PREFIX.pack(MAGIC, VERSION, len(key), payload, fingerprint, key)
-    if prefix != wanted:
-        raise BadEntry(_difference(prefix, wanted))
+    if difference := _difference(prefix, wanted):
+        raise BadEntry(f"another {difference}")
     stored = _read(fd, CHECKSUM_BYTES)
     length = _read(fd, LENGTH.size)
     nbytes = payload - LENGTH.size - LENGTH.unpack(length)[0]
@@ -109,7 +109,7 @@ def read_entry(
 def _difference(got: bytes, wanted: bytes) -> str:
     names = ("magic", "version", "key length", "payload length", "fingerprint", "key")
     pairs = zip(names, PREFIX.unpack(got), PREFIX.unpack(wanted), strict=True)
-    return "another " + ", ".join(name for name, a, b in pairs if a != b)
+    return ", ".join(name for name, a, b in pairs if a != b)
 
 
 def _read(fd: int, size: int) -> bytes:
