@@ -21,7 +21,8 @@ def key_of(number: int) -> bytes:
 
 
 def tensors_of(key: bytes, values: int = VALUES) -> dict[str, Tensor]:
-    """Random bits (NaNs too) that the key decides, in two dtypes."""
+    """Random bits (NaNs too) that the key decides, in two dtypes; 6 * values bytes, values a
+    multiple of 6."""
     generator = torch.Generator().manual_seed(int.from_bytes(key[:7]))
     bits = torch.randint(0, 256, (6 * values,), dtype=torch.uint8, generator=generator)
     return {

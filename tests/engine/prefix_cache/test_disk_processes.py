@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -21,31 +20,46 @@ LONGEST_LIFE_S = 0.05
 ROUND = 1000  # entries of one process are numbered from a multiple of this
 
 
-@contextlib.contextmanager
-def writer(folder: Path, mode: str = "aside"):
+@pytest.fixture(scope="module")
+def writer():
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.engine.prefix_cache.writer_process", str(folder), mode],
+        [sys.executable, "-m", "tests.engine.prefix_cache.writer_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    try:
-        yield process
-    finally:
-        process.stdin.close()
-        process.wait(timeout=60)
+    yield process
+    process.stdin.close()
+    assert process.wait(timeout=60) == 0
 
 
-def life(process, first: int, seconds: float) -> list[int]:
-    """Let a process write from a number on and kill it; returns what it said was stored."""
-    process.stdin.write(b"%d\n" % first)
+def begin(process, folder: Path, first: int, mode: str = "aside") -> int:
+    """Let a process write from a number on; returns its id."""
+    process.stdin.write(f"{mode} {first} {folder}\n".encode())
     process.stdin.flush()
     _, pid = process.stdout.readline().split()
-    time.sleep(seconds)
-    os.kill(int(pid), signal.SIGKILL)
+    return int(pid)
+
+
+def end(process, pid: int) -> list[int]:
+    """Kill it; returns what it said was stored and was not read yet."""
+    os.kill(pid, signal.SIGKILL)
     stored = []
     while (line := process.stdout.readline()) != b"ended\n":
         stored.append(int(line))
     return stored
+
+
+def lives_of(process, folder: Path, kills: int, mode: str) -> tuple[list[list[int]], int]:
+    """What each of several processes stored before it was killed at a random time, and how many
+    unfinished files the kills left."""
+    rng = random.Random(kills)
+    lives, unfinished = [], set()
+    for turn in range(kills):
+        pid = begin(process, folder, turn * ROUND, mode)
+        time.sleep(rng.uniform(0, LONGEST_LIFE_S))
+        lives.append(end(process, pid))
+        unfinished |= {file.name for file in folder.glob(f"*{ASIDE}")}
+    return lives, len(unfinished)
 
 
 def check(folder: Path, lives: list[list[int]]) -> None:
@@ -64,54 +78,40 @@ def check(folder: Path, lives: list[list[int]]) -> None:
     assert (store.stats().corrupt, store.stats().errors) == (0, 0)
 
 
-def kill_often(folder: Path, kills: int) -> None:
-    rng = random.Random(kills)
-    lives, left_unfinished = [], set()
-    with writer(folder) as process:
-        for turn in range(kills):
-            lives.append(life(process, turn * ROUND, rng.uniform(0, LONGEST_LIFE_S)))
-            left_unfinished |= {file.name for file in folder.glob(f"*{ASIDE}")}
-    check(folder, lives)
+def kill_often(writer, folder: Path, kills: int) -> None:
+    lives, unfinished = lives_of(writer, folder, kills, "aside")
     assert sum(map(len, lives)) > kills
-    assert len(left_unfinished) > kills // 10, "the kills did not meet writes"
+    assert unfinished > kills // 10, "the kills did not meet writes"
+    check(folder, lives)
 
 
-def test_a_killed_process_loses_nothing_but_the_entry_it_was_writing(tmp_path):
-    kill_often(tmp_path, 20)
+def test_a_killed_process_loses_nothing_but_the_entry_it_was_writing(writer, tmp_path):
+    kill_often(writer, tmp_path, 20)
 
 
 @pytest.mark.full
-def test_many_killed_processes_lose_nothing_but_the_entries_they_were_writing(tmp_path):
-    kill_often(tmp_path, 500)
+def test_many_killed_processes_lose_nothing_but_what_they_were_writing(writer, tmp_path):
+    kill_often(writer, tmp_path, 500)
 
 
-def test_writing_in_place_would_not_survive_kills(tmp_path):
+def test_writing_in_place_would_not_survive_kills(writer, tmp_path):
     """So the test above can fail."""
-    rng = random.Random(0)
-    lives = []
-    with writer(tmp_path, "in-place") as process:
-        for turn in range(20):
-            lives.append(life(process, turn * ROUND, rng.uniform(0, LONGEST_LIFE_S)))
+    lives, _ = lives_of(writer, tmp_path, 20, "in-place")
     with pytest.raises(AssertionError):
         check(tmp_path, lives)
 
 
-def test_two_processes_write_the_same_keys(tmp_path):
+def test_two_processes_write_the_same_keys(writer, tmp_path):
     count = 30
     store = DiskStore(tmp_path, PLENTY, FINGERPRINT)
     contents = [content_of(number) for number in range(CONTENTS)]
-    with writer(tmp_path) as process:
-        process.stdin.write(b"0\n")
-        process.stdin.flush()
-        _, pid = process.stdout.readline().split()
-        for number in range(count):
-            store.put(key_of(number), contents[number % CONTENTS])
-            assert same_bits(store.get(key_of(number)), contents[number % CONTENTS])
-        while int(process.stdout.readline()) < count:
-            pass
-        os.kill(int(pid), signal.SIGKILL)
-        while process.stdout.readline() != b"ended\n":
-            pass
+    pid = begin(writer, tmp_path, 0)
+    for number in range(count):
+        store.put(key_of(number), contents[number % CONTENTS])
+        assert same_bits(store.get(key_of(number)), contents[number % CONTENTS])
+    while int(writer.stdout.readline()) < count:
+        pass
+    end(writer, pid)
     for number in range(count):
         assert same_bits(store.get(key_of(number)), contents[number % CONTENTS])
     assert (store.stats().corrupt, store.stats().errors) == (0, 0)

@@ -1,9 +1,8 @@
-"""Run by the tests: writes entries to a disk tier until it is killed.
+"""Run by the tests: processes that write entries to a disk tier until they are killed.
 
-    python -m tests.engine.prefix_cache.writer_process FOLDER (aside | in-place)
-
-For every line of standard input, a number, forks a process that writes the entries from that number
-on; prints "pid P", then each number once it is stored, and "ended" when the process is gone.
+For every line of standard input, (aside | in-place) NUMBER FOLDER, forks a process that writes the
+entries from that number on; prints "pid P", then each number once it is stored, and "ended" when
+the process is gone.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ def write_from(store: DiskStore, first: int, contents: list) -> None:
 
 
 def main() -> None:
-    folder, mode = Path(sys.argv[1]), sys.argv[2]
     contents = [content_of(number) for number in range(CONTENTS)]
     for line in sys.stdin:
+        mode, first, folder = line.rstrip("\n").split(" ", 2)
         pid = os.fork()
         if not pid:
             os.write(1, b"pid %d\n" % os.getpid())
             make = InPlace if mode == "in-place" else DiskStore
-            write_from(make(folder, PLENTY, FINGERPRINT), int(line), contents)
+            write_from(make(Path(folder), PLENTY, FINGERPRINT), int(first), contents)
         os.waitpid(pid, 0)
         os.write(1, b"ended\n")
 
