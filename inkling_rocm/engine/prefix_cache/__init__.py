@@ -1,1 +1,1 @@
-"""Reuse of computed prefixes, and the tiers that hold what no longer fits into the pools."""
+"""Reuse of what earlier sequences have computed of a prompt; see docs/prefix_cache.md."""

@@ -37,7 +37,7 @@ from inkling_rocm.engine.prefix_cache.entry_file import (
     write_entry,
 )
 from inkling_rocm.engine.prefix_cache.layout import Layout
-from inkling_rocm.engine.prefix_cache.stats import TierStats
+from inkling_rocm.engine.prefix_cache.tier_stats import TierStats
 
 logger = logging.getLogger(__name__)
 

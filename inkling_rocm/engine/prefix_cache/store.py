@@ -26,7 +26,7 @@ from torch import Tensor
 from inkling_rocm.engine.prefix_cache.blocks import DEFAULT_BLOCK_BYTES, Blocks
 from inkling_rocm.engine.prefix_cache.disk_store import DiskStore
 from inkling_rocm.engine.prefix_cache.layout import Layout
-from inkling_rocm.engine.prefix_cache.stats import TierStats
+from inkling_rocm.engine.prefix_cache.tier_stats import TierStats
 
 CPU = torch.device("cpu")
 READERS = 2

@@ -1,0 +1,45 @@
+"""Whatever decides the bits of K/V changes the fingerprint."""
+
+import os
+from dataclasses import fields, replace
+
+from inkling_rocm.engine.prefix_cache.fingerprint import StateFingerprint, weights_identity
+
+FACTS = StateFingerprint(
+    model="{}",
+    weights="abc",
+    variants="torch",
+    dtype="bfloat16",
+    page_size=64,
+    ring_rows=3,
+    lookahead=0,
+    tp_rank=0,
+    tp_size=1,
+)
+
+
+def test_every_fact_counts_and_the_same_facts_agree():
+    changed = [
+        replace(FACTS, **{f.name: "other" if f.type == "str" else 7}).digest()
+        for f in fields(FACTS)
+    ]
+    assert len({FACTS.digest(), *changed}) == len(changed) + 1
+    assert replace(FACTS).digest() == FACTS.digest()
+    assert len(FACTS.digest()) == 32
+
+
+def test_weights_are_known_by_their_files(tmp_path):
+    (tmp_path / "part").mkdir()
+    first, second = tmp_path / "a.safetensors", tmp_path / "part" / "b.safetensors"
+    first.write_bytes(b"123")
+    second.write_bytes(b"456")
+    before = weights_identity(tmp_path)
+    (tmp_path / "log.txt").write_text("something else")
+    assert weights_identity(tmp_path) == before
+    os.utime(second, ns=(1, 1))
+    touched = weights_identity(tmp_path)
+    second.write_bytes(b"4567")
+    os.utime(second, ns=(1, 1))
+    grown = weights_identity(tmp_path)
+    second.rename(tmp_path / "part" / "c.safetensors")
+    assert len({before, touched, grown, weights_identity(tmp_path)}) == 4
