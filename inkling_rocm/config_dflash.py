@@ -59,6 +59,10 @@ class DFlashConfig:
     def softmax_scale(self) -> float:
         return self.head_dim**-0.5
 
+    def kv_bytes(self, itemsize: int) -> int:
+        """Keys and values of one position in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
     def check_target(self, text: TextConfig) -> None:
         """Raises: ValueError: this draft was not made for that target."""
         wanted = {

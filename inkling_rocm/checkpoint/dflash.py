@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -68,6 +69,14 @@ def allocate_dflash(
         entry.name: torch.empty(entry.shape(), dtype=entry.kept_dtype(dtype), device=device)
         for entry in dflash_entries(config)
     }
+
+
+def dflash_bytes(config: DFlashConfig, dtype: torch.dtype) -> int:
+    """Memory of the draft's parameters."""
+    return sum(
+        math.prod(entry.shape()) * entry.kept_dtype(dtype).itemsize
+        for entry in dflash_entries(config)
+    )
 
 
 def load_dflash_weights(

@@ -43,13 +43,20 @@ DisableOverlapSchedule = Annotated[
 ]
 SpeculativeAlgorithm = Annotated[
     str | None,
-    typer.Option(help="EAGLE: draft with the checkpoint's own blocks; see docs/speculation.md."),
+    typer.Option(
+        help="EAGLE: draft with the checkpoint's own blocks; DFLASH: with a draft model that fills "
+        "a block in one forward; see docs/speculation.md, docs/dflash.md."
+    ),
+]
+SpeculativeDraftModelPath = Annotated[
+    str | None, typer.Option(help="DFLASH's draft: its folder, or 'demo' for a random one.")
 ]
 SpeculativeNumSteps = Annotated[
     int | None, typer.Option(help="Drafts of a round; default: 3, or as many as there are blocks.")
 ]
 SpeculativeNumDraftTokens = Annotated[
-    int | None, typer.Option(help="Accepted for SGLang's sake: one more than the steps.")
+    int | None,
+    typer.Option(help="DFLASH: tokens of a block, at most the draft's; EAGLE: steps + 1."),
 ]
 SpeculativeEagleTopk = Annotated[
     int | None, typer.Option(help="Accepted for SGLang's sake: 1, drafts are a chain.")

@@ -37,10 +37,12 @@ class EngineArgs:
         cuda_graph_max_bs: largest decode batch that gets a graph; None = max_running_requests.
         cuda_graph_bs: the batch sizes that get one, instead of the usual ones up to the largest.
         disable_overlap_schedule: wait for the tokens of a step before the next one is scheduled.
-        speculative_algorithm: "EAGLE" drafts with the checkpoint's own blocks and verifies; None =
-            one token a forward.
+        speculative_algorithm: "EAGLE" drafts with the checkpoint's own blocks, "DFLASH" with a
+            draft model of its own that fills a block in one forward; None = one token a forward.
+        speculative_draft_model_path: DFLASH's draft: its folder, or "demo" for a random one.
         speculative_num_steps: drafts of a round, one draft block each; None = 3, or as many blocks
-            as there are if fewer. speculative_num_draft_tokens: one more than that, or None;
+            as there are if fewer. speculative_num_draft_tokens: one more than that, or None; for
+            DFLASH the block's length, at most the draft's block_size;
             speculative_eagle_topk: 1 or None (drafts are a chain).
         speculative_use_rejection_sampling: accept drafts of random requests by rejection sampling:
             the same distribution, more accepted, other tokens than without speculation.
@@ -82,6 +84,7 @@ class EngineArgs:
     cuda_graph_bs: tuple[int, ...] | None = None
     disable_overlap_schedule: bool = False
     speculative_algorithm: str | None = None
+    speculative_draft_model_path: str | None = None
     speculative_num_steps: int | None = None
     speculative_num_draft_tokens: int | None = None
     speculative_eagle_topk: int | None = None

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from inkling_rocm.config import InklingConfig
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.build import build_executor
+from inkling_rocm.engine.build import build_executor, plan_engine
 from inkling_rocm.engine.constraint import ConstraintCompiler
 from inkling_rocm.engine.core import EngineCore
 from inkling_rocm.engine.decode_runner import decode_buckets
 from inkling_rocm.engine.executor import Executor
 from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.load import EngineParts, check_ranks, load_parts
-from inkling_rocm.engine.memory import plan_memory
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats, NoMetrics
 from inkling_rocm.engine.request import RequestError, SamplingParams
 from inkling_rocm.engine.scheduler import Scheduler
@@ -37,8 +36,6 @@ from inkling_rocm.engine.tensor_parallel import RankLost, Ranks, TensorParallelE
 from inkling_rocm.engine.validate import check_request
 from inkling_rocm.host import SingleRank
 from inkling_rocm.host.comm import RankSlice
-from inkling_rocm.model.layer import rank_text
-from inkling_rocm.model.mtp import text_with_drafts
 
 logger = logging.getLogger(__name__)
 
@@ -132,14 +129,7 @@ class Engine:
             logger.warning("%s; use it for measuring only", self.model_name)
         self._vocabulary = text.unpadded_vocab_size
         if self._ranks is None:
-            depths = 0 if parts.drafts is None else parts.drafts.depths
-            plan = plan_memory(
-                rank_text(text_with_drafts(parts.config, depths), args.ranks),
-                args,
-                dtype=parts.dtype,
-                device=parts.device,
-                draft_depths=depths,
-            )
+            plan = plan_engine(parts, args)
             comm = SingleRank() if args.rank_slice is None else RankSlice(args.rank_slice)
             local = build_executor(parts, args, plan, comm)
             executor: Executor = local
@@ -153,14 +143,15 @@ class Engine:
             chunk_tokens=plan.chunk_tokens,
             max_running=plan.max_running,
             depths=plan.draft_depths,
+            most_drafts=plan.most_drafts,
         )
         speculation = None
-        if plan.draft_depths:
+        if plan.most_drafts:
             adaptive = None
             if args.speculative_adaptive:
                 buckets = decode_buckets(plan.max_running)
-                adaptive = AdaptiveSteps(plan.draft_depths, buckets=buckets)
-            speculation = SpeculationStats(plan.draft_depths, self._metrics, adaptive)
+                adaptive = AdaptiveSteps(plan.most_drafts, buckets=buckets)
+            speculation = SpeculationStats(plan.most_drafts, self._metrics, adaptive)
         self._core = EngineCore(executor, scheduler, self._metrics, speculation)
         known = (*parts.config.eos_token_ids, *(self.tokenizer.eos_ids if self.tokenizer else ()))
         self.stop_ids = tuple(i for i in dict.fromkeys(known) if i < self._vocabulary)

@@ -10,17 +10,25 @@ from typing import Any
 import torch
 
 from inkling_rocm.checkpoint.demo import resolve_model_path
+from inkling_rocm.checkpoint.dflash import (
+    allocate_dflash,
+    dflash_bytes,
+    fill_dflash_dummy,
+    load_dflash_weights,
+)
 from inkling_rocm.checkpoint.dummy import fill_dummy
 from inkling_rocm.checkpoint.entry import Part
 from inkling_rocm.checkpoint.loader import load_weights
 from inkling_rocm.checkpoint.table import allocate, weight_bytes
 from inkling_rocm.config import InklingConfig, load_config
+from inkling_rocm.config_dflash import DFlashConfig
 from inkling_rocm.config_override import parse_override
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.memory import GIB, free_bytes
-from inkling_rocm.engine.speculative.options import draft_depths
+from inkling_rocm.engine.speculative.options import block_draft, draft_depths
 from inkling_rocm.engine.tokenizer import InklingTokenizer, Tokenizer
 from inkling_rocm.model import DraftBlocks, InklingModel
+from inkling_rocm.model.dflash import DFlashModel
 from inkling_rocm.model.layer import rank_text
 from inkling_rocm.ops import resolve_ops
 from kernel_base.arch import arch_of_device
@@ -32,7 +40,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of. `model` and `drafts` hold one rank's shard of args.ranks."""
+    """What an engine is made of. `model` and `drafts` hold one rank's shard of args.ranks,
+    `block_draft` is whole on each."""
 
     config: InklingConfig
     model: InklingModel
@@ -40,6 +49,7 @@ class EngineParts:
     dtype: torch.dtype
     device: torch.device
     drafts: DraftBlocks | None = None
+    block_draft: DFlashModel | None = None
 
 
 def choose_device(name: str | None) -> torch.device:
@@ -107,6 +117,7 @@ def check_ranks(args: EngineArgs) -> InklingConfig:
         raise ValueError(f"ep_size {args.ep_size}: every layer of this model is dense")
     weight_bytes(config, torch.bfloat16, args.ranks, args.ep_size > 1)
     draft_depths(args, config)
+    block_draft(args, config)
     return config
 
 
@@ -134,7 +145,8 @@ def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
     )
     depths = draft_depths(args, config)
     parts: tuple[Part, ...] = ("text", "mtp") if depths else ("text",)
-    _check_memory(config, args, dtype, device, parts)
+    draft_config = block_draft(args, config)
+    _check_memory(config, args, dtype, device, parts, draft_config)
     shard: dict[str, Any] = {
         "tp_rank": rank,
         "tp_size": args.ranks,
@@ -161,7 +173,23 @@ def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
         dtype=dtype,
         device=device,
         drafts=DraftBlocks(model, weights, depths, args.ranks) if depths else None,
+        block_draft=_load_block_draft(draft_config, args, dtype, device),
     )
+
+
+def _load_block_draft(
+    config: DFlashConfig | None, args: EngineArgs, dtype: torch.dtype, device: torch.device
+) -> DFlashModel | None:
+    if config is None:
+        return None
+    weights = allocate_dflash(config, dtype=dtype, device=device)
+    path = args.speculative_draft_model_path
+    assert path is not None
+    if args.load_format == "dummy" or path == "demo":
+        fill_dflash_dummy(config, weights, seed=args.random_seed)
+    else:
+        load_dflash_weights(resolve_model_path(path), config, weights, progress=False)
+    return DFlashModel(config, weights)
 
 
 def _check_memory(
@@ -170,9 +198,11 @@ def _check_memory(
     dtype: torch.dtype,
     device: torch.device,
     parts: tuple[Part, ...],
+    draft: DFlashConfig | None,
 ) -> None:
     """Weights beyond a machine's memory would end in the kernel killing the process."""
     needed = weight_bytes(config, dtype, args.ranks, args.ep_size > 1, parts)
+    needed += 0 if draft is None else dflash_bytes(draft, dtype)
     if device.type == "cpu":
         needed *= args.tp_size  # all ranks are on this machine
     free = free_bytes(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -28,9 +28,11 @@ SCORED_LOGITS = 1 << 24
 
 
 class Model(Protocol):
-    """What runs: InklingModel, or what stands in its place."""
+    """What runs: InklingModel, or what stands in its place; taps are asked of the former only."""
 
-    def forward(self, input_ids: Tensor, host: Host) -> Tensor: ...
+    def forward(
+        self, input_ids: Tensor, host: Host, taps: Mapping[int, Tensor] | None = None
+    ) -> Tensor: ...
 
     def logits(self, hidden_nH: Tensor, host: Host) -> Tensor: ...
 
@@ -92,7 +94,12 @@ class LocalExecutor:
                 self.decode.follow_tables(step, decode=False)
             host = self.host
             host.prepare(step.slots, step.q_start, step.q_len)
-            hidden_TH = self.model.forward(self._input_ids(step), host)
+            input_ids = self._input_ids(step)
+            drafter = None if self.speculation is None else self.speculation.drafter
+            if drafter is not None and (taps := drafter.taps(len(input_ids))):
+                hidden_TH = self.model.forward(input_ids, host, taps)
+            else:
+                hidden_TH = self.model.forward(input_ids, host)
         step_hidden_TH = hidden_TH
         scores = [self._score(hidden_TH, score, host) for score in step.scores]
         tokens, logprobs = None, None
@@ -108,7 +115,7 @@ class LocalExecutor:
                 self._last_tokens[upload(step.sample_slots, tokens.device)] = tokens[:, 0]
             logprobs = self._logprobs(logits_nV, _of_logit_rows(tokens, step), step.logprobs)
         if self.speculation is not None:
-            self.speculation.propose(step, step_hidden_TH, {}, tokens)
+            self.speculation.propose(step, step_hidden_TH, tokens)
         return LocalOutput(tokens, logprobs, step, scores)
 
     def follow(self, step: StepInput) -> LocalOutput:

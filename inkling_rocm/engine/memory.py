@@ -30,7 +30,8 @@ class MemoryPlan:
         context_length: most tokens of prompt and output. chunk_tokens: most prompt tokens a step.
         global_pages, window_pages: the sink included; 0 where the model has no such layer.
         slots: sequence slots, the dummy included.
-        draft_depths: draft blocks that run behind the model.
+        draft_depths: draft blocks that run behind the model. block_drafts: drafts a round of a
+            draft model of its own.
     """
 
     context_length: int
@@ -40,12 +41,18 @@ class MemoryPlan:
     global_pages: int
     window_pages: int
     draft_depths: int = 0
+    block_drafts: int = 0
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts of a sequence that a step verifies."""
+        return self.draft_depths + self.block_drafts
 
     @property
     def draft_tokens(self) -> int:
-        """Positions of a sequence that may be computed again or taken back, twice: what a round
-        verifies, and what the draft blocks compute after it."""
-        return 2 * self.draft_depths
+        """Positions of a sequence that may be computed again or taken back: what a round verifies,
+        and what the draft blocks compute after it."""
+        return self.most_drafts + self.draft_depths
 
     @property
     def slots(self) -> int:
@@ -93,11 +100,15 @@ def plan_memory(
     device: torch.device,
     free: int | None = None,
     draft_depths: int = 0,
+    block_drafts: int = 0,
+    block_token_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide the memory between rings, window pages and global pages.
 
     Args:   text: as one rank sees it, draft_depths draft blocks included (text_with_drafts).
             free: bytes; None = what the device has.
+            block_drafts: drafts a round of a draft model of its own, which keeps block_token_bytes
+            for each token of the global pages.
 
     Raises: ValueError: nothing useful fits, or context_length cannot be had.
     """
@@ -123,7 +134,9 @@ def plan_memory(
         attention = text.attention(layer)
         page_bytes[is_local] += 2 * page * attention.num_kv_heads * attention.head_dim * size
         channels = sum(ring_channels(text, layer, stream) for stream in CONV_STREAMS)
-        ring_bytes += (text.conv_taps - 1 + 2 * draft_depths) * channels * size * (max_running + 1)
+        ring_rows = text.conv_taps - 1 + 2 * draft_depths + block_drafts
+        ring_bytes += ring_rows * channels * size * (max_running + 1)
+    page_bytes[False] += page * block_token_bytes
     ring_bytes += 2 * draft_depths * text.hidden_size * size * (max_running + 1)
 
     left = max(budget - ring_bytes, 0)
@@ -189,6 +202,7 @@ def plan_memory(
         global_pages=global_pages,
         window_pages=window_pages,
         draft_depths=draft_depths,
+        block_drafts=block_drafts,
     )
 
 

@@ -52,6 +52,7 @@ class PagePool:
         self.total = pages - 1
         shape = (len(layers), 2, pages, page_size, num_kv_heads, head_dim)
         self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self._beside: list[Tensor] = []
         self.table = np.zeros((slots, -(-context_length // page_size)), np.int32)
         self.first = np.zeros(slots, np.int32)
         self.end = np.zeros(slots, np.int32)
@@ -84,6 +85,16 @@ class PagePool:
         """K and V of one of the model's layers, each [pages, page_size, g, D]."""
         k, v = self.storage[self.layers.index(layer)]
         return k, v
+
+    def add_layers(self, layers: int, num_kv_heads: int, head_dim: int) -> Tensor:
+        """Keys and values of other layers at the same positions: of another shape, in the same
+        pages, and copied with them.
+
+        Returns: zeros [layers, 2, pages, page_size, g, D].
+        """
+        shape = (layers, 2, self.total + 1, self.page_size, num_kv_heads, head_dim)
+        self._beside.append(self.storage.new_zeros(shape))
+        return self._beside[-1]
 
     def pages_for(self, tokens: int, chunk: int) -> int:
         """Most pages a sequence of `tokens` tokens holds at once when it is computed at most
@@ -173,7 +184,8 @@ class PagePool:
     def copy_pages(self, copies: NDArray) -> None:
         """Copy K/V of (source, target) pages, int32 [c, 2], in order."""
         for source, target in copies.tolist():
-            self.storage[:, :, target] = self.storage[:, :, source]
+            for storage in (self.storage, *self._beside):
+                storage[:, :, target] = storage[:, :, source]
 
     def _drop(self, slot: int, first: int, end: int) -> None:
         for page in self.table[slot, first:end].tolist():

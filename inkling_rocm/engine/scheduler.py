@@ -36,7 +36,7 @@ class Scheduler:
         depths: draft blocks that run behind the model.
 
     Attributes:
-        most_drafts: drafts of a sequence that are computed in one step, `depths` at most.
+        most_drafts: drafts of a sequence that are computed in one step.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class Scheduler:
         chunk_tokens: int,
         max_running: int,
         depths: int = 0,
+        most_drafts: int = 0,
     ):
         self.pools = pools
         self.rings = rings
         self.chunk_tokens = chunk_tokens
         self.max_running = max_running
-        self.depths = self.most_drafts = depths
+        self.depths, self.most_drafts = depths, most_drafts
         self.waiting: deque[Sequence] = deque()
         self.preempted: list[Sequence] = []  # in order of arrival
         self.running: list[Sequence] = []  # in order of arrival

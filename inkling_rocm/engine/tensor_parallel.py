@@ -26,16 +26,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.build import build_executor
+from inkling_rocm.engine.build import build_executor, plan_engine
 from inkling_rocm.engine.executor import StepInput, StepOutput, StepResult
 from inkling_rocm.engine.gpu import make_sampler
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
-from inkling_rocm.engine.memory import MemoryPlan, free_bytes, plan_memory
+from inkling_rocm.engine.memory import MemoryPlan, free_bytes
 from inkling_rocm.engine.token_sampler import TokenSampler
 from inkling_rocm.host.comm import TorchComm
-from inkling_rocm.model.layer import rank_text
-from inkling_rocm.model.mtp import text_with_drafts
 
 logger = logging.getLogger(__name__)
 
@@ -172,15 +170,7 @@ class Ranks:
             free.append(report.free)
         # Ranks on CPUs share one machine's memory.
         share = min(free) // (args.tp_size if device.type == "cpu" else 1)
-        depths = 0 if parts.drafts is None else parts.drafts.depths
-        plan = plan_memory(
-            rank_text(text_with_drafts(parts.config, depths), args.tp_size),
-            args,
-            dtype=parts.dtype,
-            device=device,
-            free=share,
-            draft_depths=depths,
-        )
+        plan = plan_engine(parts, args, free=share)
         self.send(plan)
         for rank, process in enumerate(self._processes, 1):
             watch = threading.Thread(

@@ -21,13 +21,22 @@ def embed(input_ids: Tensor, table_VH: Tensor, norm_H: Tensor, *, eps: float, co
         norm_H: [H].
     Returns: [T, H] in the table's dtype, the same on every rank.
     """
+    return rms_norm(look_up(input_ids, table_VH, comm), norm_H, eps)
+
+
+def look_up(input_ids: Tensor, table_VH: Tensor, comm: Comm) -> Tensor:
+    """Rows of a table that the ranks share, without the norm.
+
+    Args:    input_ids: int64, of any shape.
+    Returns: [*shape, H] in the table's dtype, the same on every rank.
+    """
     if comm.tp_size == 1:
-        return rms_norm(F.embedding(input_ids, table_VH), norm_H, eps)
+        return F.embedding(input_ids, table_VH)
     first = comm.tp_rank * table_VH.shape[0]
     local = input_ids - first
     ours = (local >= 0) & (local < table_VH.shape[0])
-    rows_TH = F.embedding(local.clamp(0, table_VH.shape[0] - 1), table_VH) * ours[:, None]
-    return rms_norm(comm.all_reduce(rows_TH), norm_H, eps)
+    rows = F.embedding(local.clamp(0, table_VH.shape[0] - 1), table_VH) * ours[..., None]
+    return comm.all_reduce(rows)
 
 
 VARIANTS = (

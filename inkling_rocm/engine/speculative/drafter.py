@@ -21,8 +21,7 @@ class Confirmed:
 
     Attributes:
         step: as it was run.
-        hidden_TH: the model's result for the step's tokens. taps_TH: what the drafter asked of the
-            layers in `Drafter.taps`, by layer, [T, H] each.
+        hidden_TH: the model's result for the step's tokens.
         first: int64 [B], where each row starts in hidden_TH.
         end: int64 [B].
         tokens: tokens each row has got, the last of them at position `end`; none where a prompt
@@ -33,7 +32,6 @@ class Confirmed:
 
     step: StepInput
     hidden_TH: Tensor
-    taps_TH: dict[int, Tensor]
     first: NDArray
     end: NDArray
     tokens: Sequence[tuple[int, ...]]
@@ -50,16 +48,19 @@ class Drafter(Protocol):
 
     Attributes:
         depths: most drafts of a row.
-        taps: model layers whose input to the last short convolution it reads.
         tokens: int64 [slots, depths], the drafts of each sequence slot; -1 = there is none from
             here on.
         logits: fp32 [slots, depths, V] they were drawn from; None if nobody asks.
     """
 
     depths: int
-    taps: tuple[int, ...]
     tokens: Tensor
     logits: Tensor | None
+
+    def taps(self, num_tokens: int) -> dict[int, Tensor]:
+        """Where the model's forward of a step is to put what this drafter reads of its layers
+        (InklingModel.forward), to be used by `propose` for that step; empty = it reads nothing."""
+        ...
 
     def propose(self, confirmed: Confirmed) -> None:
         """Take over a step's rows, and put step.draft.steps drafts into `tokens` (and `logits`) for

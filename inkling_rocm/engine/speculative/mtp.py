@@ -31,8 +31,6 @@ class MTPDrafter:
         keep_logits: keep what drafts are drawn from, for rejection sampling.
     """
 
-    taps: tuple[int, ...] = ()
-
     def __init__(
         self,
         blocks: DraftBlocks,
@@ -57,6 +55,10 @@ class MTPDrafter:
         if keep_logits:
             shape = (rings.slots, self.depths, text.unpadded_vocab_size)
             self.logits = torch.zeros(shape, dtype=torch.float32, device=device)
+
+    def taps(self, num_tokens: int) -> dict[int, Tensor]:
+        """See Drafter."""
+        return {}
 
     def propose(self, confirmed: Confirmed) -> None:
         """See Drafter."""

@@ -99,7 +99,6 @@ class Speculation:
         self,
         step: StepInput,
         hidden_TH: Tensor,
-        taps_TH: dict[int, Tensor],
         tokens_nM: Tensor | None,
     ) -> None:
         """Make the drafts for the next step. Waits for the tokens: row lengths follow from them."""
@@ -122,7 +121,6 @@ class Speculation:
         confirmed = Confirmed(
             step=step,
             hidden_TH=hidden_TH,
-            taps_TH=taps_TH,
             first=ends - step.q_len,
             end=end,
             tokens=tokens,
