@@ -52,7 +52,7 @@ class PagePool:
         self.total = pages - 1
         shape = (len(layers), 2, pages, page_size, num_kv_heads, head_dim)
         self.storage = torch.zeros(shape, dtype=dtype, device=device)
-        self._beside: list[Tensor] = []
+        self.beside: list[Tensor] = []
         self.table = np.zeros((slots, -(-context_length // page_size)), np.int32)
         self.first = np.zeros(slots, np.int32)
         self.end = np.zeros(slots, np.int32)
@@ -93,8 +93,8 @@ class PagePool:
         Returns: zeros [layers, 2, pages, page_size, g, D].
         """
         shape = (layers, 2, self.total + 1, self.page_size, num_kv_heads, head_dim)
-        self._beside.append(self.storage.new_zeros(shape))
-        return self._beside[-1]
+        self.beside.append(self.storage.new_zeros(shape))
+        return self.beside[-1]
 
     def pages_for(self, tokens: int, chunk: int) -> int:
         """Most pages a sequence of `tokens` tokens holds at once when it is computed at most
@@ -184,7 +184,7 @@ class PagePool:
     def copy_pages(self, copies: NDArray) -> None:
         """Copy K/V of (source, target) pages, int32 [c, 2], in order."""
         for source, target in copies.tolist():
-            for storage in (self.storage, *self._beside):
+            for storage in (self.storage, *self.beside):
                 storage[:, :, target] = storage[:, :, source]
 
     def _drop(self, slot: int, first: int, end: int) -> None:

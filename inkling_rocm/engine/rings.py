@@ -78,7 +78,7 @@ class ConvRings:
         Returns: zeros [slots, *shape].
         """
         storage = torch.zeros(1, self.slots, *shape, dtype=dtype, device=device)
-        self._storage.append(storage)
+        self.storage.append(storage)
         return storage[0]
 
     def take(self) -> int:

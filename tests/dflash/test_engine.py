@@ -66,7 +66,7 @@ def run(engine, requests):
     """Tokens of every continuation of (prompt, params) requests that run together."""
     with engine:
         for pool in engine._core.scheduler.pools:
-            for storage in (pool.storage, *pool._beside):
+            for storage in (pool.storage, *pool.beside):
                 storage[:, :, 1:] = float("nan")
         handles = [engine.submit(prompt, params) for prompt, params in requests]
         found = []

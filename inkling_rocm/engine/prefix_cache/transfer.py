@@ -16,13 +16,15 @@ from inkling_rocm.engine.rings import ConvRings
 
 
 def page_views(pool: PagePool, page: int) -> dict[str, Tensor]:
-    """K and V of a page in every layer of the pool: "kv" [layers, 2, page_size, g, D]."""
-    return {"kv": pool.storage[:, :, page]}
+    """K and V of a page in every layer of the pool: "kv" [layers, 2, page_size, g, D], and in the
+    layers beside them: "beside_0", ..."""
+    beside = {f"beside_{i}": storage[:, :, page] for i, storage in enumerate(pool.beside)}
+    return {"kv": pool.storage[:, :, page], **beside}
 
 
 def slot_views(rings: ConvRings, slot: int) -> dict[str, Tensor]:
-    """Every ring of a slot, by width: "rings_C" [rings of that width, R, C]."""
-    return {f"rings_{storage.shape[-1]}": storage[:, slot] for storage in rings.storage}
+    """All that belongs to a slot: "rings_0", ... [rings of one width, R, C]."""
+    return {f"rings_{i}": storage[:, slot] for i, storage in enumerate(rings.storage)}
 
 
 def entry_bytes(views: Mapping[str, Tensor]) -> int:

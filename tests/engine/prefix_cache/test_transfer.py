@@ -1,5 +1,6 @@
 """Pages and ring slots through the tiers and back, bit by bit."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,29 @@ def test_a_snapshot_holds_every_ring():
     assert entry_bytes(views) == sum(
         rings.state(layer, stream)[2].numel() * 4 for layer in range(2) for stream in CONV_STREAMS
     )
+
+
+def test_what_lies_beside_goes_along():
+    """A block draft's layers in the model's pages, and hidden states kept as wide as a ring."""
+    pool, rings = pool_of(torch.float32, "cpu"), rings_of(torch.float32, "cpu")
+    beside = [pool.add_layers(2, 1, 4), pool.add_layers(1, 3, 2)]
+    hidden = tiny_config().text.hidden_size
+    kept = rings.add_storage(4, hidden, dtype=torch.float32, device=torch.device("cpu"))
+    for storage in beside:
+        randomize(storage)
+    randomize(kept)
+    store = HostStore(1 << 20, None, pin_memory=False)
+    store.put(key_of(0), page_views(pool, 2))
+    store.put(key_of(1), slot_views(rings, 3))
+    restore(page_views(pool, 4), store.get(key_of(0)))
+    restore(slot_views(rings, 1), store.get(key_of(1)))
+    for storage in beside:
+        assert torch.equal(bits_of(storage[:, :, 4]), bits_of(storage[:, :, 2]))
+    assert torch.equal(bits_of(kept[1]), bits_of(kept[3]))
+    pool.copy_pages(np.array([[2, 5]], np.int32))
+    for storage in beside:
+        assert torch.equal(bits_of(storage[:, :, 5]), bits_of(storage[:, :, 2]))
+    store.close()
 
 
 @pytest.mark.gpu
