@@ -187,7 +187,7 @@ def test_the_model_notices_a_lost_ring_slot():
     core = history_core()
     request = add_request(core, 1, prompt_of(30), GREEDY)
     core.step()
-    for storage in core.scheduler.rings._storage:
+    for storage in core.scheduler.rings.storage:
         storage[:, request.sequences[0].slot] = 0
     run_to_end(core)
     assert request.handle.reasons() == {0: "error"}

@@ -22,7 +22,7 @@ def plan_of(config, *, free=4 * GIB, device=CPU, dtype=torch.float32, monkeypatc
 def held_bytes(text, plan, dtype):
     """Bytes of the planned pools and rings, counted from the shapes that would be allocated."""
     pools, rings = build_pools(text, plan, dtype=dtype, device=torch.device("meta"))
-    tensors = [pool.storage for pool in pools] + rings._storage
+    tensors = [pool.storage for pool in pools] + rings.storage
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

@@ -35,7 +35,7 @@ class EmbeddedHarness:
         )
         for pool in self.pools:
             pool.storage[:, :, 1:] = float("nan")
-        for storage in self.rings._storage:
+        for storage in self.rings.storage:
             storage[:, 1:] = float("nan")
         self.host = host_class(
             text,
