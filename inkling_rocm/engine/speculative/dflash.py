@@ -11,6 +11,7 @@ Every rank of a tensor-parallel group holds all of the draft; embedding and head
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ from inkling_rocm.engine.token_sampler import TokenSampler
 from inkling_rocm.model import InklingModel
 from inkling_rocm.model.dflash import DFlashModel, DraftCache
 from inkling_rocm.ops.embed import look_up
+
+logger = logging.getLogger(__name__)
 
 
 class DFlashDrafter:
@@ -60,6 +63,14 @@ class DFlashDrafter:
         self._keep_logits = keep_logits
         self._pool = pools[0]
         config, text = draft.config, model.config.text
+        most = self._pool.table.shape[1] * self._pool.page_size
+        if config.context_length < most:
+            logger.warning(
+                "the draft was made for %d positions, up to %d will be drafted for: beyond its own "
+                "expect fewer accepted drafts",
+                config.context_length,
+                most,
+            )
         embed = model.weights["embed"]
         self._cache = DraftCache(
             storage=self._pool.add_layers(config.num_layers, config.num_kv_heads, config.head_dim)
