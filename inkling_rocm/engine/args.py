@@ -36,6 +36,9 @@ class EngineArgs:
         disable_cuda_graph: run every decode step kernel by kernel.
         cuda_graph_max_bs: largest decode batch that gets a graph; None = max_running_requests.
         cuda_graph_bs: the batch sizes that get one, instead of the usual ones up to the largest.
+        disable_radix_cache: compute every prompt whole, see docs/prefix_cache.md.
+        prefix_snapshots: prefixes that can be kept for reuse; None = four for each of
+            max_running_requests, as far as an eighth of the memory for pools and rings goes.
         disable_overlap_schedule: wait for the tokens of a step before the next one is scheduled.
         speculative_algorithm: "EAGLE" drafts with the checkpoint's own blocks, "DFLASH" with a
             draft model of its own that fills a block in one forward; None = one token a forward.
@@ -82,6 +85,8 @@ class EngineArgs:
     disable_cuda_graph: bool = False
     cuda_graph_max_bs: int | None = None
     cuda_graph_bs: tuple[int, ...] | None = None
+    disable_radix_cache: bool = False
+    prefix_snapshots: int | None = None
     disable_overlap_schedule: bool = False
     speculative_algorithm: str | None = None
     speculative_draft_model_path: str | None = None
@@ -124,11 +129,16 @@ class EngineArgs:
                     f"cuda_graph_bs {self.cuda_graph_bs}: wanted batch sizes from 1 on"
                 )
         for name in (
-            "context_length", "max_running_requests", "max_total_tokens", "cuda_graph_max_bs"
+            "context_length", "max_running_requests", "max_total_tokens", "cuda_graph_max_bs",
+            "prefix_snapshots",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: wanted at least 1")
+        if self.disable_radix_cache and self.prefix_snapshots is not None:
+            raise ValueError(
+                f"prefix_snapshots {self.prefix_snapshots}: leave it out with disable_radix_cache"
+            )
         if self.max_queued_requests < 0:
             raise ValueError(f"max_queued_requests {self.max_queued_requests}: wanted at least 0")
         if self.tp_size < 1 or (self.rank_slice is not None and self.rank_slice < 1):

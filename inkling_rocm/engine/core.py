@@ -36,6 +36,7 @@ from inkling_rocm.engine.executor import (
     StepResult,
 )
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats
+from inkling_rocm.engine.prefix_cache import Capture
 from inkling_rocm.engine.request import DraftCounts, FinishReason, TokenLogprob, Update
 from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.engine.scheduler import Scheduler
@@ -68,7 +69,7 @@ class _Flight:
         logit_rows: of each of `drawn`. drafts: to be made for each sequence that gets a token.
         decoding: the sequences of the batch that compute no prompt.
         scored: prompt rows asked for. host_needed: the next step cannot be scheduled before this
-            one is booked.
+            one is booked. captures: boundaries for the prefix cache.
     """
 
     batch: Rows[tuple[Sequence, int]]
@@ -80,6 +81,7 @@ class _Flight:
     drafts: int = 0
     decoding: frozenset[Sequence] = frozenset()
     host_needed: bool = False
+    captures: list[Capture] = field(default_factory=list)
     output: StepOutput = field(init=False)
 
 
@@ -182,7 +184,9 @@ class EngineCore:
             flight, step = self._plan(batch)
             flight.output = self.executor.run(step)
         except STEP_ERRORS as error:
+            self.scheduler.start_failed([sequence for sequence, _ in batch])
             return None, error
+        flight.captures = self.scheduler.cache.started()
         for sequence, tokens in batch:
             start = sequence.computed
             # Of drafts it is not known yet how many count.
@@ -200,6 +204,7 @@ class EngineCore:
         rows: list[int] = []
         lengths: list[int] = []
         verify: list[int] = []
+        snapshots = [self.scheduler.cache.plan(s, tokens) for s, tokens in batch]
         for sequence, tokens in batch:
             start, first = sequence.computed, len(ids)
             verify.append(tokens - 1 if sequence.remaining == 1 else 0)
@@ -254,6 +259,7 @@ class EngineCore:
             draft=self._draft_input(batch, verify, lengths, flight.drafts)
             if self.executor.draft_steps
             else None,
+            snapshots=np.array(snapshots, np.int32) if any(map(any, snapshots)) else None,
         )
         return flight, step
 
@@ -348,6 +354,7 @@ class EngineCore:
                 sequence.finish("length")
         self._book_drafts(flight, result)
         self._add_tokens(flight, result)
+        self.scheduler.cache.publish(flight.captures)
         for sequence in flight.drawn:
             # Drafts are made for sequences that have a slot, not for continuations that start.
             sequence.drafts = flight.drafts if sequence.slot else 0

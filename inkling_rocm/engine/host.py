@@ -112,6 +112,7 @@ class EmbeddedHost:
         self._cu_seqlens = int32(max_rows + 1)
         self._q_start, self._kv_len = int32(max_rows), int32(max_rows)
         self._conv_slot, self._history = int32(max_rows), int32(max_rows)
+        self._snapshots = int32(2 * max_rows)
         self._tables = [int32(max_rows * pool.table.shape[1]) for pool in pools]
         self._first_page = [int32(max_rows) for _ in pools]
         self._slots = [int64(max_tokens) for _ in pools]
@@ -127,6 +128,7 @@ class EmbeddedHost:
         *,
         pad_tokens: int = 0,
         pad_rows: int = 0,
+        snapshots: NDArray | None = None,
     ) -> None:
         """Lay out one forward; pages up to q_start + q_len are allocated.
 
@@ -134,6 +136,7 @@ class EmbeddedHost:
             slots, q_start, q_len: int64 [B], sequence slot, absolute first position, tokens.
             pad_tokens: tokens without effect to append, in rows of at most a page.
             pad_rows: empty rows to append after those.
+            snapshots: int32 [B, 2], see StepInput.
         """
         real_tokens = int(q_len.sum())
         uniform = len(q_len) > 0 and bool((q_len == q_len[0]).all())
@@ -169,9 +172,13 @@ class EmbeddedHost:
             kv_len=self._kv_len.put(kv_len),
             token_row=self._token_row.put(token_row),
         )
+        if snapshots is not None:
+            kept = np.zeros((2, rows), np.int32)
+            kept[:, : len(snapshots)] = snapshots.T
+            self._snapshots.store(kept)
         self._conv_slot.store(slots)
         self._history.store(np.minimum(q_start, self.taps - 1))
-        shape = [rows, tokens]
+        shape = [snapshots is not None, rows, tokens]
         token_slots = slots[token_row]
         for index, pool in enumerate(self.pools):
             table = pool.batch_table(slots)
@@ -212,7 +219,9 @@ class EmbeddedHost:
             found = self._views[shape] = self._make_views(*shape)
         return found
 
-    def _make_views(self, rows: int, tokens: int, *columns: int) -> tuple[list, dict]:
+    def _make_views(
+        self, snapshots: bool, rows: int, tokens: int, *columns: int
+    ) -> tuple[list, dict]:
         shared: list[dict[str, Any]] = [
             {
                 "page_size": pool.page_size,
@@ -231,6 +240,9 @@ class EmbeddedHost:
             "token_slot": self._slots[0].view((tokens,), tokens),
             "history": self._history.view((rows,), rows),
         }
+        if snapshots:
+            kept = self._snapshots.view((2, rows), 2 * rows)
+            ring |= {"snapshot_slot": kept[0], "snapshot_position": kept[1]}
         conv_views = {
             (layer, stream): ConvStateView(state=self.rings.state(layer, stream), **ring)
             for layer in range(self.num_layers)

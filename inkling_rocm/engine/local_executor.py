@@ -93,7 +93,7 @@ class LocalExecutor:
             if self.decode is not None:
                 self.decode.follow_tables(step, decode=False)
             host = self.host
-            host.prepare(step.slots, step.q_start, step.q_len)
+            host.prepare(step.slots, step.q_start, step.q_len, snapshots=step.snapshots)
             input_ids = self._input_ids(step)
             drafter = None if self.speculation is None else self.speculation.drafter
             if drafter is not None and (taps := drafter.taps(len(input_ids))):

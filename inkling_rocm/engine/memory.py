@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 CPU_LIMIT_BYTES = 4 * GIB
+SNAPSHOTS_A_SEQUENCE, SNAPSHOT_SHARE = 4, 1 / 8  # the default, and the most memory it may take
 MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
@@ -29,6 +30,7 @@ class MemoryPlan:
     Attributes:
         context_length: most tokens of prompt and output. chunk_tokens: most prompt tokens a step.
         global_pages, window_pages: the sink included; 0 where the model has no such layer.
+        snapshots: ring slots of the prefix cache, beyond the others.
         slots: sequence slots, the dummy included.
         draft_depths: draft blocks that run behind the model. block_drafts: drafts a round of a
             draft model of its own.
@@ -42,6 +44,7 @@ class MemoryPlan:
     window_pages: int
     draft_depths: int = 0
     block_drafts: int = 0
+    snapshots: int = 0
 
     @property
     def most_drafts(self) -> int:
@@ -129,21 +132,28 @@ def plan_memory(
 
     page, size = args.page_size, dtype.itemsize
     page_bytes = {True: 0, False: 0}  # by layer_is_local
-    ring_bytes = 0
+    slot_bytes = 0
     for layer, is_local in enumerate(text.layer_is_local):
         attention = text.attention(layer)
         page_bytes[is_local] += 2 * page * attention.num_kv_heads * attention.head_dim * size
         channels = sum(ring_channels(text, layer, stream) for stream in CONV_STREAMS)
-        ring_rows = text.conv_taps - 1 + 2 * draft_depths + block_drafts
-        ring_bytes += ring_rows * channels * size * (max_running + 1)
+        ring_rows = max(text.conv_taps - 1 + 2 * draft_depths + block_drafts, 1)
+        slot_bytes += ring_rows * channels * size
     page_bytes[False] += page * block_token_bytes
-    ring_bytes += 2 * draft_depths * text.hidden_size * size * (max_running + 1)
-
-    left = max(budget - ring_bytes, 0)
+    slot_bytes += 2 * draft_depths * text.hidden_size * size
     # Every sequence's window, the new pages of one prompt chunk, and a page more for each.
     window = text.local_attention.window
     a_sequence = min(max(window - 2 + draft_depths, 0) // page + 2, -(-context // page))
     window_pages = max_running * (a_sequence + 1) + -(-chunk // page) + 1
+    # A prefix that is kept needs its rings and a window too, some of it shared with others.
+    kept_bytes = slot_bytes + a_sequence * page_bytes[True]
+    snapshots = args.prefix_snapshots or min(
+        SNAPSHOTS_A_SEQUENCE * max_running, int(budget * SNAPSHOT_SHARE) // kept_bytes
+    )
+    snapshots = 0 if args.disable_radix_cache else snapshots
+    window_pages += snapshots * a_sequence
+    ring_bytes = slot_bytes * (max_running + 1 + snapshots)
+    left = max(budget - ring_bytes, 0)
     if page_bytes[True]:
         most = left // (2 if page_bytes[False] else 1) // page_bytes[True]
         window_pages = min(window_pages, most)
@@ -183,12 +193,13 @@ def plan_memory(
             "free; lower max_total_tokens or max_running_requests"
         )
     logger.info(
-        "pools: %d global and %d window pages of %d tokens, %d sequence slots, %.3f GiB; context "
-        "%d (checkpoint: %d), prompt chunk %d",
+        "pools: %d global and %d window pages of %d tokens, %d sequence slots, %d prefix snapshots, "
+        "%.3f GiB; context %d (checkpoint: %d), prompt chunk %d",
         global_pages,
         window_pages,
         page,
         max_running,
+        snapshots,
         total,
         context,
         text.context_length,
@@ -203,6 +214,7 @@ def plan_memory(
         window_pages=window_pages,
         draft_depths=draft_depths,
         block_drafts=block_drafts,
+        snapshots=snapshots,
     )
 
 
@@ -232,6 +244,11 @@ def build_pools(
             )
         )
     rings = ConvRings(
-        text, slots=plan.slots, dtype=dtype, device=device, draft_tokens=plan.draft_tokens
+        text,
+        slots=plan.slots,
+        dtype=dtype,
+        device=device,
+        draft_tokens=plan.draft_tokens,
+        snapshots=plan.snapshots,
     )
     return tuple(pools), rings

@@ -6,9 +6,14 @@ page_size) to page; entries outside [first, end) are 0, the sink page that nobod
 
 Allocation only books: what changed is collected (`take_changes`) for the step that will run next,
 whose executor copies pages and keeps the tables of other devices and ranks equal.
+
+The prefix cache holds pages too (`hold`, `let_go`). Those that it alone holds count as free: when
+no other page is left, `reclaim` asks it to give some up.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -28,6 +33,11 @@ class PagePool:
         pages: number of pages, the sink included.
         slots: sequence slots, slot 0 (the dummy) included.
         context_length: most positions of one sequence.
+
+    Attributes:
+        references: of each page, by sequences and by the prefix cache. held: those of the cache.
+        cached: pages that the cache refers to; reclaimable: those that only it does. reclaim: makes it give up at least one of
+            them, which there is when this is called.
     """
 
     def __init__(
@@ -57,6 +67,9 @@ class PagePool:
         self.first = np.zeros(slots, np.int32)
         self.end = np.zeros(slots, np.int32)
         self.references = [0] * pages
+        self.held = [0] * pages
+        self.cached = self.reclaimable = 0
+        self.reclaim: Callable[[], None] = _nothing_to_reclaim
         self._free = list(range(pages - 1, 0, -1))
         self._entries: list[tuple[int, int, int]] = []
         self._copies: list[tuple[int, int]] = []
@@ -67,11 +80,18 @@ class PagePool:
 
     @property
     def free(self) -> int:
+        """Pages that can be had, those of the prefix cache alone included."""
+        return len(self._free) + self.reclaimable
+
+    @property
+    def unused(self) -> int:
+        """Pages that can be had without taking one from the prefix cache."""
         return len(self._free)
 
     @property
     def used(self) -> int:
-        return self.total - len(self._free)
+        """Pages of sequences."""
+        return self.total - self.free
 
     @property
     def live_columns(self) -> int:
@@ -112,17 +132,43 @@ class PagePool:
 
     def room(self, slot: int) -> int:
         """Positions the sequence could cover if it took every free page."""
-        return (int(self.end[slot]) + len(self._free)) * self.page_size
+        return (int(self.end[slot]) + self.free) * self.page_size
 
     def extend(self, slot: int, length: int) -> None:
         """Allocate up to position `length`; the caller has checked `missing`."""
         end = int(self.end[slot])
         for index in range(end, end + self.missing(slot, length)):
-            page = self._free.pop()
-            self.references[page] = 1
-            self.table[slot, index] = page
             self.end[slot] = index + 1
-            self._entries.append((slot, index, page))
+            self._enter(slot, index, self.take())
+
+    def take(self) -> int:
+        """A page with one reference, the caller's; there is one `free`."""
+        if not self._free:
+            self.reclaim()
+        page = self._free.pop()
+        self.references[page] = 1
+        return page
+
+    def share(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Give an empty row of the table these pages, from page index `first` on."""
+        for index, page in enumerate(pages, first):
+            self._count(page, 1, 0)
+            self._enter(slot, index, page)
+        self.first[slot], self.end[slot] = first, first + len(pages)
+
+    def hold(self, pages: Iterable[int]) -> None:
+        """Let the prefix cache refer to pages."""
+        for page in pages:
+            self._count(page, 1, 1)
+
+    def let_go(self, pages: Iterable[int]) -> None:
+        """Take back as many `hold`s."""
+        for page in pages:
+            self._count(page, -1, -1)
+
+    def only_cached(self, page: int) -> bool:
+        """Whether the prefix cache is alone in referring to a page."""
+        return 0 < self.references[page] == self.held[page]
 
     def trim(self, slot: int, q_start: int) -> None:
         """Free the pages that no query at or after position q_start can see."""
@@ -152,13 +198,7 @@ class PagePool:
         to them; the caller has checked that so many (`unshared`) are free.
         """
         first, full = int(self.first[source]), settled // self.page_size
-        for index in range(first, full):
-            page = int(self.table[source, index])
-            self.references[page] += 1
-            self.table[target, index] = page
-            self._entries.append((target, index, page))
-        self.first[target] = first
-        self.end[target] = full
+        self.share(target, first, self.table[source, first:full].tolist())
         self.extend(target, length)
         for index in range(full, int(self.end[target])):
             self._copies.append((int(self.table[source, index]), int(self.table[target, index])))
@@ -189,10 +229,23 @@ class PagePool:
 
     def _drop(self, slot: int, first: int, end: int) -> None:
         for page in self.table[slot, first:end].tolist():
-            self.references[page] -= 1
-            if self.references[page] == 0:
-                self._free.append(page)
+            self._count(page, -1, 0)
         self.table[slot, first:end] = 0
+
+    def _enter(self, slot: int, index: int, page: int) -> None:
+        self.table[slot, index] = page
+        self._entries.append((slot, index, page))
+
+    def _count(self, page: int, references: int, held: int) -> None:
+        """Change what is counted of a page; it is free when nobody refers to it any more."""
+        self.reclaimable -= self.only_cached(page)
+        self.cached -= self.held[page] > 0
+        self.references[page] += references
+        self.held[page] += held
+        self.cached += self.held[page] > 0
+        self.reclaimable += self.only_cached(page)
+        if self.references[page] == 0:
+            self._free.append(page)
 
     def batch_table(self, slots: NDArray) -> NDArray:
         """Page tables of a batch, int32 [B, P], each row from its first live page on."""
@@ -209,3 +262,7 @@ class PagePool:
         [T]."""
         page, offset = np.divmod(positions, self.page_size)
         return self.table[slots, page].astype(np.int64) * self.page_size + offset
+
+
+def _nothing_to_reclaim() -> None:
+    raise AssertionError("a page was taken from an empty pool; the caller looks at `free` first")

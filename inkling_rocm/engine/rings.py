@@ -1,7 +1,8 @@
 """Convolution rings: `state[slot, p % R]` holds the raw input of position p.
 
 A slot is taken when a sequence starts to run and given back when it stops. Nothing is cleared in
-between: a reader trusts only the `history` rows before its chunk, which its own sequence wrote.
+between: a reader trusts only the `history` rows before its chunk, which its own sequence wrote or
+which were copied from a snapshot: a slot beyond those of sequences, which the prefix cache fills.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ class ConvRings:
         slots: ring slots, slot 0 (the dummy) included.
         draft_tokens: most tokens of a forward that may be rolled back; rings hold
             conv_taps - 1 + draft_tokens rows.
+        snapshots: slots that the prefix cache owns, beyond the others.
+
+    Attributes:
+        total: slots of sequences, slot 0 excluded. snapshot_slots: those of the prefix cache.
+        slots: all of them.
     """
 
     def __init__(
@@ -40,8 +46,10 @@ class ConvRings:
         dtype: torch.dtype,
         device: torch.device,
         draft_tokens: int = 0,
+        snapshots: int = 0,
     ):
         self.total = slots - 1
+        self.snapshot_slots = range(slots, slots + snapshots)
         self.rows = max(text.conv_taps - 1 + draft_tokens, 1)
         self._free = list(range(slots - 1, 0, -1))
         self._copies: list[tuple[int, int]] = []
@@ -53,9 +61,9 @@ class ConvRings:
         # Rings of equal width share one tensor, so that a fork is one copy for each width.
         self.storage: list[Tensor] = []  # each [rings, slots, R, C]
         self._rings: dict[tuple[int, ConvStream], Tensor] = {}
-        self.slots = slots
+        self.slots = slots + snapshots
         for channels, keys in by_channels.items():
-            shape = (len(keys), slots, self.rows, channels)
+            shape = (len(keys), self.slots, self.rows, channels)
             storage = torch.zeros(shape, dtype=dtype, device=device)
             self.storage.append(storage)
             self._rings.update(zip(keys, storage.unbind(0), strict=True))
@@ -73,7 +81,7 @@ class ConvRings:
         return self._rings[layer, stream]
 
     def add_storage(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Something else that belongs to a sequence slot and is copied with its rings.
+        """Something else that belongs to a slot and is copied with its rings.
 
         Returns: zeros [slots, *shape].
         """

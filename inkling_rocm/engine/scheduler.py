@@ -11,15 +11,18 @@ tokens. Rules:
 - A decoding sequence also computes its drafts, if the pages for them are free.
 - When pages run out the youngest running sequence gives up its pages and slot and is computed
   again later (its tokens are kept, so its output does not change). The oldest always advances:
-  every request fits into the empty pools, which is checked when it is submitted.
+  every request fits into the empty pools, which is checked when it is submitted. Pages of the
+  prefix cache alone count as free, so it gives up its own before anyone is preempted.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 
 from inkling_rocm.engine.pages import PagePool
+from inkling_rocm.engine.prefix_cache import PrefixCache
 from inkling_rocm.engine.rings import ConvRings
 from inkling_rocm.engine.sequence import Request, Sequence
 
@@ -37,6 +40,7 @@ class Scheduler:
 
     Attributes:
         most_drafts: drafts of a sequence that are computed in one step.
+        cache: what can be reused of prompts, kept in the snapshot slots of the rings.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Scheduler:
     ):
         self.pools = pools
         self.rings = rings
+        self.cache = PrefixCache(pools, rings, lookahead=depths)
         self.chunk_tokens = chunk_tokens
         self.max_running = max_running
         self.depths, self.most_drafts = depths, most_drafts
@@ -88,6 +93,13 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
+    def start_failed(self, batch: Iterable[Sequence]) -> None:
+        """A step was not started: sequences outside its batch whose ring copies it had to make
+        begin again."""
+        for sequence in self.cache.failed():
+            if sequence.slot and sequence not in batch:
+                self._requeue(sequence)
+
     def fork(self, parent: Sequence) -> None:
         """Start the siblings of a sequence whose prompt has just been computed. Their tokens may
         already hold their first sampled one."""
@@ -95,6 +107,7 @@ class Scheduler:
         for child in parent.siblings:
             if child.finished:
                 continue
+            child.cached_tokens = parent.cached_tokens
             if self._can_fork(length, settled):
                 child.slot = self.rings.take()
                 # Running from here on: a copy that fails (out of memory) must not lose the slot.
@@ -126,6 +139,7 @@ class Scheduler:
                 self.waiting.popleft()
             sequence.slot = self.rings.take()
             insort(self.running, sequence, key=_by_order)
+            self.cache.attach(sequence)
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether the whole of a sequence can be computed beside what already runs, with a page
@@ -165,7 +179,7 @@ class Scheduler:
     def _add_prefills(self, batch: list[tuple[Sequence, int]]) -> None:
         prefills = [s for s in self.running if s.remaining > 1]
         for sequence, tokens in self._share(prefills):
-            room = min(self._room(sequence), tokens)
+            room = self.cache.limit(sequence, min(self._room(sequence), tokens))
             if room > 0 and self._grow(sequence, room):
                 batch.append((sequence, room))
         while not batch and prefills:
@@ -212,11 +226,15 @@ class Scheduler:
         assert len(self.running) > 1, (
             f"{sequence.request.rid}: alone and out of pages; submit lets only fitting requests in"
         )
-        self._vacate(sequence)
-        insort(self.preempted, sequence, key=_by_order)
+        self._requeue(sequence)
         self.preemptions += 1
 
+    def _requeue(self, sequence: Sequence) -> None:
+        self._vacate(sequence)
+        insort(self.preempted, sequence, key=_by_order)
+
     def _vacate(self, sequence: Sequence) -> None:
+        self.cache.forget(sequence)
         for pool in self.pools:
             pool.release(sequence.slot)
         self.rings.give_back(sequence.slot)

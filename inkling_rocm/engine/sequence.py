@@ -61,6 +61,8 @@ class Sequence:
             pools, or will once the steps that were started have run.
         slot: sequence slot while running, else 0.
         depths: draft blocks that run behind the model. drafts: tokens that were drafted for it.
+        cached_tokens: tokens that were not computed because the prefix cache had them, when the
+            sequence first began to run; None before.
         siblings: continuations that start from this one's prompt once it is computed.
         finished: why it ended, None while it has not. retired: its end was reported.
         draft_counts: what speculation did for it; None before its first verification.
@@ -77,6 +79,7 @@ class Sequence:
         self.slot = 0
         self.depths = 0
         self.drafts = 0
+        self.cached_tokens: int | None = None
         self.siblings: list[Sequence] = []
         self.finished: FinishReason | None = None
         self.retired = False
@@ -205,6 +208,7 @@ class Sequence:
             prompt_tokens=self.prompt_len,
             completion_tokens=self.generated,
             draft_counts=self.draft_counts,
+            cached_tokens=self.cached_tokens or 0,
         )
         self._reported = True
         self._new_ids, self._new_text, self._new_logprobs = [], [], []

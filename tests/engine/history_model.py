@@ -20,6 +20,7 @@ from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.memory import build_pools, plan_memory
+from inkling_rocm.engine.prefix_cache.checks import check_books
 from inkling_rocm.engine.sampler import SampleRow, sample
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request, Sequence
@@ -182,6 +183,13 @@ class HistoryModel:
                     assert found == tokens[p], f"row {row}: ring of {layer}/{stream} at {p}"
                 for p in range(max(start, len(tokens) - len(state)), len(tokens)):
                     state[p % len(state)] = tokens[p]
+                if ring.snapshot_slot is not None and int(ring.snapshot_slot[row]):
+                    kept = ring.state[int(ring.snapshot_slot[row])]
+                    boundary = int(ring.snapshot_position[row])
+                    assert start < boundary <= len(tokens)
+                    kept[:] = float("nan")
+                    for p in range(max(boundary - (TAPS - 1), 0), boundary):
+                        kept[p % len(kept)] = tokens[p]
 
 
 class ScriptedModel(HistoryModel):
@@ -241,8 +249,7 @@ def history_engine(*, model=None, tokenizer=None, metrics=None, **args):
         parts=parts,
         metrics=metrics,
     )
-    for pool in engine._core.scheduler.pools:
-        pool.storage[:, :, 1:] = float("nan")
+    _poison(engine._core)
     return engine
 
 
@@ -266,7 +273,17 @@ def history_core(*, model=None, **args) -> EngineCore:
     scheduler = Scheduler(
         pools, rings, chunk_tokens=plan.chunk_tokens, max_running=plan.max_running
     )
-    return EngineCore(make_executor(model or HistoryModel(), host, plan), scheduler, NoMetrics())
+    core = EngineCore(make_executor(model or HistoryModel(), host, plan), scheduler, NoMetrics())
+    _poison(core)
+    return core
+
+
+def _poison(core: EngineCore) -> None:
+    """What was not written must not be read."""
+    for pool in core.scheduler.pools:
+        pool.storage[:, :, 1:] = float("nan")
+    for storage in core.scheduler.rings.storage:
+        storage[:] = float("nan")
 
 
 class ListHandle:
@@ -312,14 +329,20 @@ def run_to_end(core: EngineCore, most_steps=2000) -> int:
 
 
 def assert_empty(core: EngineCore) -> None:
-    """Pools, slots and queues are as at the start."""
+    """Pools, slots and queues are as at the start, once the prefix cache is emptied."""
     scheduler = core.scheduler
+    assert not scheduler.cache.captures
+    check_books(scheduler.cache, scheduler.running)
+    scheduler.cache.clear()
+    assert sorted(scheduler.cache.free_snapshots) == list(scheduler.rings.snapshot_slots)
     assert not core.requests
     assert scheduler.idle
     assert scheduler.rings.used == 0
     for pool in scheduler.pools:
         assert pool.used == 0
         assert not any(pool.references)
+        assert not any(pool.held)
+        assert pool.unused == pool.total
         assert not pool.table.any()
         assert not pool.first.any()
         assert not pool.end.any()

@@ -50,10 +50,11 @@ class MTPDrafter:
         self._hidden = rings.add_storage(
             2 * self.depths, text.hidden_size, dtype=embed.dtype, device=device
         )
-        self.tokens = torch.full((rings.slots, self.depths), -1, dtype=torch.int64, device=device)
+        slots = len(host.last_tokens)
+        self.tokens = torch.full((slots, self.depths), -1, dtype=torch.int64, device=device)
         self.logits = None
         if keep_logits:
-            shape = (rings.slots, self.depths, text.unpadded_vocab_size)
+            shape = (slots, self.depths, text.unpadded_vocab_size)
             self.logits = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def taps(self, num_tokens: int) -> dict[int, Tensor]:
@@ -66,7 +67,7 @@ class MTPDrafter:
         assert draft is not None
         length = confirmed.end - draft.settled
         host, device = self._host, confirmed.hidden_TH.device
-        host.prepare(step.slots, draft.settled, length)
+        host.prepare(step.slots, draft.settled, length, snapshots=step.snapshots)
         row = np.repeat(np.arange(len(length)), length)
         offset = np.arange(len(row)) - (np.cumsum(length) - length)[row]
         hidden_TH = self._hidden_states(confirmed, row, draft.settled[row] + offset)

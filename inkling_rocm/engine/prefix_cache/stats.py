@@ -1,0 +1,25 @@
+"""Counts of a prefix cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheStats:
+    """Since the start, unless said otherwise.
+
+    Attributes:
+        lookups: sequences that began, or resumed, to be computed; hits: those that found a prefix.
+        hit_tokens: tokens they did not have to compute. evictions: boundaries that made room.
+        boundaries, pages: held now; pages of each pool by its name, those in use by sequences too.
+        snapshots: slots there are for boundaries; 0 = the cache is off.
+    """
+
+    lookups: int
+    hits: int
+    hit_tokens: int
+    evictions: int
+    boundaries: int
+    pages: dict[str, int]
+    snapshots: int
