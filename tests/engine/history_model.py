@@ -8,6 +8,8 @@ differs from `history_logits` of the true tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -253,13 +255,15 @@ def history_engine(*, model=None, tokenizer=None, metrics=None, **args):
     return engine
 
 
-def history_core(*, model=None, **args) -> EngineCore:
-    """The same without a thread: tests call `step`."""
+def history_core(*, model=None, window_pages=None, **args) -> EngineCore:
+    """The same without a thread: tests call `step`. window_pages: instead of what is planned."""
     text = history_config().text
     settings = {"page_size": 16, "max_running_requests": 8, **args}
     engine_args = EngineArgs(model_path="history", **settings)
     cpu = torch.device("cpu")
     plan = plan_memory(text, engine_args, dtype=torch.float32, device=cpu)
+    if window_pages is not None:
+        plan = replace(plan, window_pages=window_pages)
     pools, rings = build_pools(text, plan, dtype=torch.float32, device=cpu)
     host = EmbeddedHost(
         text,

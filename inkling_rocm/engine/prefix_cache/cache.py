@@ -70,7 +70,8 @@ class PrefixCache:
         self._rounds: dict[Sequence, int] = {}  # decoding with drafts: settled before the step
         self._interval = -(-LEAST_TOKENS // self.page_size) * self.page_size
         self._snapshots = len(self.free_snapshots)
-        self._lookups = self._hits = self._hit_tokens = self._evictions = 0
+        self._lookups = self._hits = self._hit_tokens = 0
+        self._evictions = {"snapshots": 0, **{pool.name: 0 for pool in pools}}
         for number, pool in enumerate(pools):
             pool.reclaim = lambda number=number: self._reclaim(number)
 
@@ -241,7 +242,7 @@ class PrefixCache:
             lookups=self._lookups,
             hits=self._hits,
             hit_tokens=self._hit_tokens,
-            evictions=self._evictions,
+            evictions=dict(self._evictions),
             boundaries=len(self.tree.boundaries),
             pages={pool.name: pool.cached for pool in self.pools},
             snapshots=self._snapshots,
@@ -290,7 +291,7 @@ class PrefixCache:
 
     def _take_snapshot(self) -> int:
         if not self.free_snapshots and self.tree.boundaries:
-            self._evictions += 1
+            self._evictions["snapshots"] += 1
             self._evict(next(iter(self.tree.boundaries)))
         return self.free_snapshots.pop() if self.free_snapshots else 0
 
@@ -303,7 +304,7 @@ class PrefixCache:
             if capture is not None:
                 self.drop([capture])
             else:
-                self._evictions += 1
+                self._evictions[pool.name] += 1
                 self._evict(self.tree.victim(number))
 
     def _evict(self, node: Node) -> None:

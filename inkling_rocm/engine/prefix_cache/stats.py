@@ -11,7 +11,8 @@ class CacheStats:
 
     Attributes:
         lookups: sequences that began, or resumed, to be computed; hits: those that found a prefix.
-        hit_tokens: tokens they did not have to compute. evictions: boundaries that made room.
+        hit_tokens: tokens they did not have to compute.
+        evictions: boundaries given up, by what was short: "snapshots" or a pool's name.
         boundaries, pages: held now; pages of each pool by its name, those in use by sequences too.
         snapshots: slots there are for boundaries; 0 = the cache is off.
     """
@@ -19,7 +20,7 @@ class CacheStats:
     lookups: int
     hits: int
     hit_tokens: int
-    evictions: int
+    evictions: dict[str, int]
     boundaries: int
     pages: dict[str, int]
     snapshots: int
