@@ -89,8 +89,8 @@ class StepInput:
         token_ids: int64 [T]; LAST_TOKEN only in rows of one token, DRAFT_TOKEN at the end of rows.
         tables: one for each page pool.
         ring_copies: int32 [c, 2], (source, target) slots whose rings are copied first.
-        snapshots: int32 [B, 2], (slot, position): rings of each row as they are at a position are to
-            be kept in a snapshot slot, 0 = none; None = of no row.
+        snapshots: int32 [B, 2], (slot, position): of each row the rings as they are at a position,
+            to be kept in a snapshot slot, 0 = nowhere; None = of no row.
         logit_rows: int64 [n], tokens whose next token is sampled; may repeat. With `draft` one
             sample has several in a row.
         sample_slots: int64 [n], where the sampled token is kept for LAST_TOKEN; 0 = nowhere.

@@ -178,7 +178,7 @@ class EmbeddedHost:
             self._snapshots.store(kept)
         self._conv_slot.store(slots)
         self._history.store(np.minimum(q_start, self.taps - 1))
-        shape = [snapshots is not None, rows, tokens]
+        shape = [rows, tokens]
         token_slots = slots[token_row]
         for index, pool in enumerate(self.pools):
             table = pool.batch_table(slots)
@@ -190,7 +190,7 @@ class EmbeddedHost:
             write = pool.write_slots(token_slots, positions)
             write[real_tokens:] = 0
             self._slots[index].store(write)
-        self._kv_views, self._conv_views = self._views_of(tuple(shape))
+        self._kv_views, self._conv_views = self._views_of(snapshots is not None, tuple(shape))
         if self.check:
             check_step(self)
 
@@ -209,14 +209,14 @@ class EmbeddedHost:
     def capture_routing(self, layer: int, topk_ids: Tensor) -> None:
         pass
 
-    def _views_of(self, shape: tuple[int, ...]) -> tuple[list, dict]:
-        """Views of a batch of this shape: they lie over fixed buffers, so steps of equal shape
-        share them."""
-        found = self._views.get(shape)
+    def _views_of(self, snapshots: bool, shape: tuple[int, ...]) -> tuple[list, dict]:
+        """Views of a batch of this shape, with snapshots or without: they lie over fixed buffers,
+        so steps of equal shape share them."""
+        found = self._views.get((snapshots, shape))
         if found is None:
             if len(self._views) >= MAX_CACHED_VIEWS:
                 self._views.clear()
-            found = self._views[shape] = self._make_views(*shape)
+            found = self._views[snapshots, shape] = self._make_views(snapshots, *shape)
         return found
 
     def _make_views(

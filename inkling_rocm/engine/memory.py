@@ -193,8 +193,8 @@ def plan_memory(
             "free; lower max_total_tokens or max_running_requests"
         )
     logger.info(
-        "pools: %d global and %d window pages of %d tokens, %d sequence slots, %d prefix snapshots, "
-        "%.3f GiB; context %d (checkpoint: %d), prompt chunk %d",
+        "pools: %d global and %d window pages of %d tokens, %d sequence slots, %d prefix "
+        "snapshots, %.3f GiB; context %d (checkpoint: %d), prompt chunk %d",
         global_pages,
         window_pages,
         page,

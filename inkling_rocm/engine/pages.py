@@ -36,8 +36,8 @@ class PagePool:
 
     Attributes:
         references: of each page, by sequences and by the prefix cache. held: those of the cache.
-        cached: pages that the cache refers to; reclaimable: those that only it does. reclaim: makes it give up at least one of
-            them, which there is when this is called.
+        cached: pages that the cache refers to; reclaimable: those that only it does.
+        reclaim: makes it give up at least one of them; there is one when this is called.
     """
 
     def __init__(

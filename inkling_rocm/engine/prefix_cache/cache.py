@@ -2,10 +2,11 @@
 
 The life of a boundary: `plan` reserves a snapshot slot for a row of the next step that passes one;
 `started` holds its pages, which the sequence may free before the step has run; `publish` puts it in
-the tree once the step is booked and all its tokens are known. Whatever happens in between, `forget`,
-`failed` and `drop` undo it. A boundary of a prompt chunk is snapshot by the forward itself, one that
-a decode step reaches by a copy of the ring before the next step. With speculation it is known only
-when a step is booked which boundary its decoding rows have passed; then all that is done at once.
+the tree once the step is booked and all its tokens are known. Whatever happens in between,
+`forget`, `failed` and `drop` undo it. The boundary of a prompt chunk is snapshot by the forward
+itself, one that a decode step reaches by a copy of the ring before the next step. With speculation
+it is known only when a step is booked which boundary its decoding rows have passed; then all that
+is done at once.
 
 A running sequence keeps the boundary of its last page only: the next one replaces it.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from functools import partial
 
 from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.prefix_cache.stats import CacheStats
@@ -73,7 +75,7 @@ class PrefixCache:
         self._lookups = self._hits = self._hit_tokens = 0
         self._evictions = {"snapshots": 0, **{pool.name: 0 for pool in pools}}
         for number, pool in enumerate(pools):
-            pool.reclaim = lambda number=number: self._reclaim(number)
+            pool.reclaim = partial(self._reclaim, number)
 
     def attach(self, sequence: Sequence) -> None:
         """Let a sequence that has a slot and nothing computed begin behind the longest prefix that

@@ -2,8 +2,8 @@
 on.
 
 A boundary at position P is usable because everything a forward from P reads is there: the global
-pages of [0, P), the window pages of the last keys before P, and a snapshot of the convolution rings.
-Every leaf is a boundary, so that nothing is kept that no sequence can use.
+pages of [0, P), the window pages of the last keys before P, and a snapshot of the convolution
+rings. Every leaf is a boundary, so that nothing is kept that no sequence can use.
 
 With speculation the draft layers' state at a position depends on the next `lookahead` tokens too:
 they are part of the key of a page.
