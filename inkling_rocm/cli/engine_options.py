@@ -38,6 +38,13 @@ CudaGraphMaxBs = Annotated[
 CudaGraphBs = Annotated[
     list[int] | None, typer.Option(help="Batch sizes that get a graph; repeatable.")
 ]
+DisableRadixCache = Annotated[
+    bool, typer.Option(help="Compute every prompt whole; see docs/prefix_cache.md.")
+]
+PrefixSnapshots = Annotated[
+    int | None,
+    typer.Option(help="Prefixes kept for reuse; default: 4 for each of --max-running-requests."),
+]
 DisableOverlapSchedule = Annotated[
     bool, typer.Option(help="Wait for a step's tokens before scheduling the next.")
 ]

@@ -172,6 +172,7 @@ class EngineCore:
             preemptions=scheduler.preemptions,
             requests_finished=self._finished,
             speculation=None if self.speculation is None else self.speculation.snapshot(),
+            prefix_cache=scheduler.cache.stats(),
         )
 
     def _start(

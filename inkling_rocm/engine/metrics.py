@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from inkling_rocm.engine.prefix_cache.stats import CacheStats
 from inkling_rocm.engine.request import FinishReason
 
 
@@ -53,7 +54,7 @@ class EngineStats:
         prompt_tokens, generated_tokens: computed prompt tokens (recomputed ones too) and sampled
             tokens since the start.
         preemptions, requests_finished: since the start.
-        speculation: None without it.
+        speculation: None without it. prefix_cache: None when it is off.
     """
 
     queued: int
@@ -67,6 +68,7 @@ class EngineStats:
     preemptions: int
     requests_finished: int
     speculation: SpeculationSnapshot | None = None
+    prefix_cache: CacheStats | None = None
 
 
 class EngineMetrics(Protocol):

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from inkling_rocm.engine import Engine
 from inkling_rocm.engine.metrics import EngineStats, SpeculationSnapshot
+from inkling_rocm.engine.prefix_cache import CacheStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -121,6 +122,46 @@ class EngineGauges:
         yield _by_pool("inkling_pages", "K/V pages, by pool.", stats.pages_total)
         if stats.speculation is not None:
             yield from _speculation(stats.speculation)
+        if stats.prefix_cache is not None:
+            yield from _prefix_cache(stats.prefix_cache)
+
+
+def _prefix_cache(stats: CacheStats) -> Iterator[Metric]:
+    gauges = {
+        "inkling_prefix_cache_boundaries": (
+            "Positions at which a kept prefix can be continued.",
+            stats.boundaries,
+        ),
+        "inkling_prefix_cache_snapshots": (
+            "Positions that can be kept at most.",
+            stats.snapshots,
+        ),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(name, text, value=value)
+    counters = {
+        "inkling_prefix_cache_lookups": ("Sequences that began or resumed.", stats.lookups),
+        "inkling_prefix_cache_hits": ("Those that found a prefix.", stats.hits),
+        "inkling_cached_tokens": (
+            "Tokens that were not computed because their prefix was kept.",
+            stats.hit_tokens,
+        ),
+    }
+    for name, (text, value) in counters.items():
+        yield CounterMetricFamily(name, text, value=value)
+    yield _by_pool(
+        "inkling_prefix_cache_pages",
+        "K/V pages the prefix cache refers to, by pool; sequences may use them too.",
+        stats.pages,
+    )
+    evictions = CounterMetricFamily(
+        "inkling_prefix_cache_evictions",
+        "Positions given up, by what was short: snapshots, or pages of a pool.",
+        labels=["short"],
+    )
+    for short, count in stats.evictions.items():
+        evictions.add_metric([short], count)
+    yield evictions
 
 
 def _speculation(stats: SpeculationSnapshot) -> Iterator[Metric]:

@@ -238,8 +238,10 @@ class PrefixCache:
         while self.tree.boundaries:
             self._evict(next(iter(self.tree.boundaries)))
 
-    def stats(self) -> CacheStats:
-        """The counts as they are now."""
+    def stats(self) -> CacheStats | None:
+        """The counts as they are now; None where nothing can be kept."""
+        if not self._snapshots:
+            return None
         return CacheStats(
             lookups=self._lookups,
             hits=self._hits,
