@@ -1,4 +1,5 @@
-"""The attention backend SGLang builds for Inkling: per step it lays the batch out for our model.
+"""The attention backend SGLang builds for Inkling: it lays steps out for our model, eager ones and
+decode graphs.
 
 The model's ops read pages and rings through the host (host.py), so nothing is computed here.
 """
@@ -38,13 +39,17 @@ class InklingAttentionBackend(AttentionBackend):
         """Lay out an eager step."""
         self.host.prepare(forward_batch)
 
-    def init_forward_metadata_out_graph(self, forward_batch, in_capture=False):
-        self.host.prepare(forward_batch)
-
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int):
-        raise RuntimeError(
-            "this plugin runs eagerly so far: start SGLang with --disable-cuda-graph"
-        )
+        self.host.allocate(max_bs)
+
+    def init_forward_metadata_out_graph(self, forward_batch, in_capture=False):
+        """Before a capture; a replay derives all it needs in the graph."""
+        if in_capture:
+            self.host.bind(forward_batch)
+
+    def init_forward_metadata_in_graph(self, forward_batch):
+        """Inside a decode graph, first."""
+        self.host.derive(forward_batch)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1

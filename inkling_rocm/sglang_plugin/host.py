@@ -5,10 +5,15 @@ taken from SGLang, never derived; slot 0 is the sink of every pool; entries of t
 table below the window are 0 because those pages have been freed. Convolution state is a ring of
 R = W - 1 rows on SGLang's own pool, so whatever copies whole slots (prefix donors, snapshots,
 host caches) carries it along.
+
+An eager step is laid out by `prepare`. A decode graph has one layout for each batch size over
+buffers that stay (`bind`), and its first launch fills them from SGLang's (`derive`): a replay needs
+nothing from the host.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +28,7 @@ from inkling_rocm.host import (
     ConvStream,
     KVCacheView,
 )
+from inkling_rocm.host.token_table import TokenTable, TokenTableOutputs, token_table_reference
 
 # Index of a stream in SGLang's pool, for global and for window layers.
 STREAM_INDEX = {
@@ -49,6 +55,7 @@ class SGLangHost:
         self._kv_group: dict[bool, dict[str, Any]] = {}
         self._ring: dict[str, Any] = {}
         self._text: TextConfig = runner.model.inkling.text
+        self._buffers: TokenTableOutputs | None = None
         self.comm = runner.model.comm
         self._capture_routing = runner.model.capture_routing
 
@@ -113,6 +120,91 @@ class SGLangHost:
             **self._snapshots(batch, q_start, kv_len),
         }
 
+    def allocate(self, max_rows: int) -> None:
+        """Make the buffers of decode graphs."""
+        tokens = self._requests.req_to_token
+        self._buffers = TokenTableOutputs.allocate(
+            max_rows,
+            tokens.shape[1],
+            page_size=self._page_size,
+            window=self._text.local_attention.window,
+            device=tokens.device,
+        )
+        self._counting = torch.arange(max_rows + 1, dtype=torch.int32, device=tokens.device)
+
+    def bind(self, batch) -> None:
+        """Lay out a decode graph of batch.batch_size rows.
+
+        Raises: RuntimeError: another kind of graph.
+        """
+        mode, rows = batch.forward_mode, batch.batch_size
+        if not mode.is_decode():
+            raise RuntimeError(
+                f"forward mode {mode.name} cannot be captured with this plugin; start SGLang with "
+                "--disable-prefill-cuda-graph"
+            )
+        assert self._buffers is not None, "SGLang captures before init_cuda_graph_state"
+        out = self._buffers.first_rows(rows)
+        self.meta = BatchMeta(
+            kind="decode",
+            num_rows=rows,
+            num_tokens=rows,
+            q_uniform=1,
+            max_q=1,
+            max_kv=self._requests.req_to_token.shape[1],
+            positions=out.q_start,
+            cu_seqlens_q=self._counting[: rows + 1],
+            q_start=out.q_start,
+            kv_len=out.kv_len,
+            token_row=self._counting[:rows],
+        )
+        groups = (
+            (out.pages, torch.zeros_like(out.window_first), out.write, 0),
+            (
+                out.window_pages,
+                out.window_first,
+                out.window_write,
+                self._text.local_attention.window,
+            ),
+        )
+        self._kv_group = {
+            bool(window): {
+                "page_size": self._page_size,
+                "page_table": pages,
+                "first_page": first,
+                "slot": write,
+                "window": window,
+            }
+            for pages, first, write, window in groups
+        }
+        tracked = batch.mamba_track_mask is not None
+        self._ring = {
+            "slot": out.ring,
+            "token_slot": out.write,
+            "history": out.history,
+            "snapshot_slot": out.snapshot if tracked else None,
+            "snapshot_position": out.kv_len if tracked else None,
+        }
+
+    def derive(self, batch) -> None:
+        """Fill the layout made by `bind` from the batch's tensors: enqueues only."""
+        assert self._buffers is not None
+        inputs = TokenTable(
+            lengths=batch.seq_lens,
+            requests=batch.req_pool_indices,
+            slots=batch.out_cache_loc,
+            token_slots=self._requests.req_to_token,
+            window_slots=self._pages.full_to_swa_index_mapping,
+            ring_of_request=self._requests.req_index_to_mamba_index_mapping,
+            track=batch.mamba_track_mask,
+            track_slots=batch.mamba_track_indices,
+        )
+        out = self._buffers.first_rows(batch.batch_size)
+        window, taps = self._text.local_attention.window, self._text.conv_taps
+        fill = _token_table(inputs.lengths.device)
+        fill(inputs, out, page_size=self._page_size, window=window, taps=taps)
+        self.meta = replace(self.meta, memo={})
+
     def kv(self, layer: int) -> KVCacheView:
         # Waits for the layer when SGLang is still bringing it back from host memory.
         k, v = self._pages.get_kv_buffer(layer)
@@ -120,7 +212,6 @@ class SGLangHost:
         return KVCacheView(
             k=k.view(-1, page, *k.shape[1:]),
             v=v.view(-1, page, *v.shape[1:]),
-            page_size=page,
             **self._kv_group[self._text.layer_is_local[layer]],
         )
 
@@ -137,6 +228,7 @@ class SGLangHost:
         self, starts: Tensor, slots: Tensor, first_page: Tensor, window: int
     ) -> dict[str, Any]:
         return {
+            "page_size": self._page_size,
             "page_table": (starts // self._page_size).to(torch.int32),
             "first_page": first_page,
             "slot": slots,
@@ -159,3 +251,12 @@ class SGLangHost:
             boundary = q_start + (wanted - q_start) // chunk * chunk
         slots = torch.where(mask[:rows], slots[:rows], 0).to(torch.int32)
         return {"snapshot_slot": slots, "snapshot_position": boundary.to(torch.int32)}
+
+
+def _token_table(device: torch.device):
+    """What fills a graph's layout there; Triton is imported only where it runs."""
+    if device.type == "cpu":
+        return token_table_reference
+    from inkling_rocm.kernels.token_table import token_table
+
+    return token_table

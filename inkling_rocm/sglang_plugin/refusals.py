@@ -64,3 +64,23 @@ def refuse_unsupported(server_args) -> None:
             f"inkling-rocm's SGLang plugin does not support {'; '.join(found)}. Start the server "
             "without."
         )
+
+
+def refuse_graphs(config) -> None:
+    """Decode runs from graphs, prompts do not.
+
+    Args:   config: SGLang's published cuda_graph_config; None = it captures nothing.
+    Raises: RuntimeError: a graph that is not supported.
+    """
+    if config is None:
+        return
+    if config.prefill.backend != "disabled":
+        raise RuntimeError(
+            f"inkling-rocm's SGLang plugin runs prompts eagerly, but SGLang would capture them "
+            f"({config.prefill.backend}, its default for Inkling). Add --disable-prefill-cuda-graph"
+        )
+    if config.decode.backend not in ("full", "disabled"):
+        raise RuntimeError(
+            f"--cuda-graph-backend-decode {config.decode.backend}: inkling-rocm's SGLang plugin "
+            "supports full and disabled"
+        )

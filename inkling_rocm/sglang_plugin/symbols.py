@@ -90,7 +90,20 @@ SYMBOLS = (
         path="mem_cache.memory_pool:HybridReqToTokenPool.mamba2_layer_index",
         parameters=("layer_id",),
     ),
+    Symbol(
+        path="layers.attention.base_attn_backend:AttentionBackend.init_forward_metadata_out_graph",
+        parameters=("forward_batch", "in_capture"),
+    ),
+    Symbol(
+        path="layers.attention.base_attn_backend:AttentionBackend.init_forward_metadata_in_graph",
+        parameters=("forward_batch",),
+    ),
+    Symbol(
+        path="layers.attention.base_attn_backend:AttentionBackend.init_cuda_graph_state",
+        parameters=("max_bs", "max_num_tokens"),
+    ),
     Symbol(path="runtime_context:get_server_args", parameters=()),
+    Symbol(path="runtime_context:get_exec", parameters=()),
     Symbol(path="runtime_context:mamba_cache_chunk_size"),
     Symbol(path="model_executor.forward_context:get_attn_backend", parameters=()),
     Symbol(path="distributed:get_tp_group", parameters=()),

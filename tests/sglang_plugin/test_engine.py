@@ -34,9 +34,13 @@ def check(checkpoint, results: dict, text: str, page_size: int, names: list[str]
             assert tuple(r["cached"] for r in results[name]) == SCENARIOS[name].cached, name
 
 
-def test_tokens_are_transformers(checkpoint, tmp_path):
-    results, text = run_scenarios(checkpoint, tmp_path / "out.json", SHORT)
+@pytest.mark.parametrize("graphs", ["", "1"], ids=["eager", "graphs"])
+def test_tokens_are_transformers(checkpoint, tmp_path, graphs):
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", SHORT, SGLANG_STUB_GRAPHS=graphs
+    )
     assert "inkling-rocm serves this model" in text
+    assert ("laid out as for graphs" in text) == bool(graphs)
     check(checkpoint, results, text, 64, SHORT)
 
 
@@ -46,6 +50,18 @@ def test_every_scenario_on_every_page_size(checkpoint, tmp_path, page_size):
     names = [name for name in SCENARIOS if name != "retraction"]
     results, text = run_scenarios(checkpoint, tmp_path / "out.json", names, page_size=page_size)
     check(checkpoint, results, text, page_size, names)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page_size", [1, 64, 128])
+def test_decode_as_graphs_lay_it_out(checkpoint, tmp_path, page_size):
+    """Everything a decode graph records, over padded buffers, run without recording."""
+    names = [name for name in SCENARIOS if name != "retraction"]
+    results, text = run_scenarios(
+        checkpoint, tmp_path / "out.json", names, page_size=page_size, SGLANG_STUB_GRAPHS="1"
+    )
+    check(checkpoint, results, text, page_size, names)
+    assert "laid out as for graphs" in text
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from inkling_rocm.sglang_plugin.entry import ARCHITECTURES, register
-from inkling_rocm.sglang_plugin.refusals import REFUSALS, refuse_unsupported
+from inkling_rocm.sglang_plugin.refusals import REFUSALS, refuse_graphs, refuse_unsupported
 
 ACCEPTED = {
     "speculative_algorithm": None, "enable_lora": None, "lora_paths": None, "attn_dp_size": 1,
@@ -48,6 +48,22 @@ def test_a_renamed_flag_does_not_lift_its_refusal(name):
     delattr(arguments, name)
     with pytest.raises(AttributeError, match=name):
         refuse_unsupported(arguments)
+
+
+def graphs(decode, prefill):
+    phases = {"decode": decode, "prefill": prefill}
+    return types.SimpleNamespace(
+        **{phase: types.SimpleNamespace(backend=backend) for phase, backend in phases.items()}
+    )
+
+
+def test_graphs_of_decode_only():
+    for config in (None, graphs("full", "disabled"), graphs("disabled", "disabled")):
+        refuse_graphs(config)
+    with pytest.raises(RuntimeError, match="Add --disable-prefill-cuda-graph"):
+        refuse_graphs(graphs("full", "full"))
+    with pytest.raises(RuntimeError, match="--cuda-graph-backend-decode breakable"):
+        refuse_graphs(graphs("breakable", "disabled"))
 
 
 def test_a_failed_installation_leaves_classes_that_refuse(monkeypatch):

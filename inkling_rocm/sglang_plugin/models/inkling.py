@@ -16,7 +16,7 @@ from sglang.srt.distributed import get_tp_group
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_context import get_attn_backend
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_exec, get_server_args
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ from inkling_rocm.model import InklingModel
 from inkling_rocm.model.layer import rank_attention
 from inkling_rocm.ops import resolve_ops
 from inkling_rocm.sglang_plugin.comm import SGLangComm
-from inkling_rocm.sglang_plugin.refusals import refuse_unsupported
+from inkling_rocm.sglang_plugin.refusals import refuse_graphs, refuse_unsupported
 from kernel_base.arch import arch_of_device
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class InklingForConditionalGeneration(nn.Module):
         install()
         arguments = get_server_args()
         refuse_unsupported(arguments)
+        refuse_graphs(get_exec().graph.cuda_graph_config)
         if quant_config is not None:
             raise RuntimeError("quantised checkpoints are not supported by this plugin yet")
         self.config = config

@@ -21,6 +21,8 @@ def register():
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *args, **kwargs: None
     _no_autotuning()
+    if os.environ.get("SGLANG_STUB_GRAPHS"):
+        _decode_as_graphs()
     fault = os.environ.get("SGLANG_STUB_FAULT")
     if fault == "broken plugin":
         _break_plugin()
@@ -50,6 +52,50 @@ def _zero_snapshots():
         ring.state[ring.snapshot_slot.long()] = 0
 
     short_conv._snapshot = lose
+
+
+def _decode_as_graphs():
+    """Decode steps go the way of a graph, recording apart: rows are padded, the layout is made once
+    over buffers that stay, and each step fills it by what a graph would launch first."""
+    from inkling_rocm.model import InklingModel
+    from inkling_rocm.sglang_plugin.backend import InklingAttentionBackend as Backend
+
+    padded_rows = 5
+    eager, forward = Backend.init_forward_metadata, InklingModel.forward
+    fields = {"seq_lens": 1, "req_pool_indices": 0, "out_cache_loc": 0, "mamba_track_mask": False}
+    fields |= {"mamba_track_indices": 0}
+
+    def lay_out(self, batch):
+        if not batch.forward_mode.is_decode():
+            return eager(self, batch)
+        first = not hasattr(self, "replayed")
+        if first:
+            print("decode steps are laid out as for graphs", flush=True)
+            self.init_cuda_graph_state(padded_rows, padded_rows)
+            self.replayed = types.SimpleNamespace(
+                forward_mode=batch.forward_mode,
+                batch_size=padded_rows,
+                **{
+                    name: getattr(batch, name).new_full((padded_rows,), padding)
+                    for name, padding in fields.items()
+                },
+            )
+        for name, padding in fields.items():
+            static = getattr(self.replayed, name).fill_(padding)
+            static[: batch.batch_size] = getattr(batch, name)[: batch.batch_size]
+        self.init_forward_metadata_out_graph(self.replayed, in_capture=first)
+        if first:
+            self.captured = vars(self.host).copy()
+        vars(self.host).update(self.captured)
+        return self.init_forward_metadata_in_graph(self.replayed)
+
+    def run(self, input_ids, host):
+        rows = len(input_ids)
+        padded = torch.nn.functional.pad(input_ids, (0, host.meta.num_tokens - rows))
+        return forward(self, padded, host)[:rows]
+
+    Backend.init_forward_metadata = lay_out
+    InklingModel.forward = run
 
 
 def _no_autotuning():
