@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,10 +87,9 @@ def outcomes(
     inputs: TokenTable, device: torch.device, *, page_size: int = 4, **options
 ) -> list[Outcome]:
     """The kernel's outputs beside the reference's; equal, because all are integers."""
-    moved = TokenTable(
-        **{name: None if x is None else x.to(device) for name, x in vars(inputs).items()}
-    )
-    settings = {"page_size": page_size, "window": WINDOW, "taps": TAPS}
+    given = {name: x.to(device) for name, x in vars(inputs).items() if x is not None}
+    moved = TokenTable(**given)
+    settings: dict[str, Any] = {"page_size": page_size, "window": WINDOW, "taps": TAPS}
     got, want = outputs_of(moved, page_size), outputs_of(inputs, page_size)
     token_table(moved, got, **settings, **options)
     token_table_reference(inputs, want, **settings)
