@@ -9,7 +9,7 @@ from torch import Tensor
 from inkling_rocm.checkpoint.entry import copy_from_file
 from inkling_rocm.checkpoint.files import CheckpointError
 from inkling_rocm.checkpoint.loader import PART_PREFIXES
-from inkling_rocm.checkpoint.table import released_names, weight_entries
+from inkling_rocm.checkpoint.table import weight_entries
 from inkling_rocm.config import InklingConfig
 
 
@@ -20,23 +20,24 @@ def load_stream(
     *,
     tp_rank: int = 0,
     tp_size: int = 1,
+    expert_parallel: bool = False,
     complete: bool = True,
 ) -> int:
     """Copy what this rank owns of every tensor; tensors of parts that `weights` lacks are skipped.
 
     Args:
         weights: parameters by the table's names, as `allocate` made them for this rank.
+        expert_parallel: see weight_entries.
         complete: every parameter must be filled; False = an update of some.
     Returns: tensors used.
     Raises: CheckpointError: names the tensor, what it is and what was wanted.
     """
-    known = released_names(config)
-    missing = {
-        piece.name
-        for entry in weight_entries(config)
-        if entry.name in weights
-        for piece in entry.pieces
+    known = {
+        piece.name: (entry, index)
+        for entry in weight_entries(config, expert_parallel)
+        for index, piece in enumerate(entry.pieces)
     }
+    missing = {name for name, (entry, _) in known.items() if entry.name in weights}
     used = 0
     for name, tensor in stream:
         if name not in known:

@@ -28,7 +28,16 @@ REFUSALS: tuple[Refusal, ...] = (
     ("--dcp-size", _above_one("dcp_size"), "decode context parallelism is not supported"),
     ("--attn-cp-size", _above_one("attn_cp_size"), "context parallelism is not supported"),
     ("--pp-size", _above_one("pp_size"), "pipeline stages are not supported yet"),
-    ("--ep-size", _above_one("ep_size"), "expert parallelism is not supported yet; use --tp"),
+    (
+        "--ep-size",
+        lambda args: args.ep_size not in (1, args.tp_size),
+        "ranks hold a slice of every expert (1) or whole experts (the --tp size)",
+    ),
+    (
+        "--moe-a2a-backend",
+        lambda args: args.moe_a2a_backend != "none",
+        "every rank sees all tokens; experts' results are summed by an all-reduce",
+    ),
     ("--enable-eplb", _set("enable_eplb"), "experts are not redistributed"),
     ("--enable-unified-memory", _set("enable_unified_memory"), "page tables would be virtual"),
     ("--quantization", _set("quantization"), "only bf16, fp16 and fp32 checkpoints load"),

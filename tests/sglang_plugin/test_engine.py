@@ -120,9 +120,10 @@ def test_the_external_model_package_alone_selects_us(checkpoint, tmp_path):
 
 
 @pytest.mark.full
-def test_two_ranks_give_the_tokens_of_one(checkpoint, tmp_path):
+@pytest.mark.parametrize("ep_size", [1, 2])
+def test_two_ranks_give_the_tokens_of_one(checkpoint, tmp_path, ep_size):
     results, text = run_scenarios(
-        checkpoint, tmp_path / "out.json", SHORT, arguments={"tp_size": 2},
+        checkpoint, tmp_path / "out.json", SHORT, arguments={"tp_size": 2, "ep_size": ep_size},
         SGLANG_CPU_OMP_THREADS_BIND="0|1",
     )  # fmt: skip
     check(checkpoint, results, text, 64, SHORT)

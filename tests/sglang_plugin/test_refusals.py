@@ -12,7 +12,8 @@ from inkling_rocm.sglang_plugin.refusals import REFUSALS, refuse_graphs, refuse_
 
 ACCEPTED = {
     "speculative_algorithm": None, "enable_lora": None, "lora_paths": None, "attn_dp_size": 1,
-    "dcp_size": 1, "attn_cp_size": 1, "pp_size": 1, "ep_size": 1, "enable_eplb": False,
+    "dcp_size": 1, "attn_cp_size": 1, "pp_size": 1, "ep_size": 1, "tp_size": 8,
+    "moe_a2a_backend": "none", "enable_eplb": False,
     "enable_unified_memory": False, "quantization": None, "enable_int8_mamba_checkpoint": False,
     "enable_multimodal": None, "kv_cache_dtype": "auto", "disaggregation_mode": "null",
     "enable_torch_compile": False,
@@ -20,6 +21,7 @@ ACCEPTED = {
 REFUSED = {
     "speculative_algorithm": "EAGLE", "enable_lora": True, "lora_paths": ["a"], "attn_dp_size": 2,
     "dcp_size": 2, "attn_cp_size": 2, "pp_size": 2, "ep_size": 2, "enable_eplb": True,
+    "moe_a2a_backend": "deepep",
     "enable_unified_memory": True, "quantization": "fp8", "enable_int8_mamba_checkpoint": True,
     "enable_multimodal": True, "kv_cache_dtype": "fp8_e4m3", "disaggregation_mode": "prefill",
     "enable_torch_compile": True,
@@ -31,7 +33,7 @@ def test_plain_arguments_pass():
 
 
 def test_every_refusal_is_tried():
-    assert len(REFUSALS) == len(REFUSED) == len(ACCEPTED)
+    assert len(REFUSALS) == len(REFUSED) == len(ACCEPTED) - 1  # tp_size goes with ep_size
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -55,6 +57,10 @@ def graphs(decode, prefill):
     return types.SimpleNamespace(
         **{phase: types.SimpleNamespace(backend=backend) for phase, backend in phases.items()}
     )
+
+
+def test_ranks_may_hold_whole_experts():
+    refuse_unsupported(types.SimpleNamespace(**{**ACCEPTED, "ep_size": 8}))
 
 
 def test_graphs_of_decode_only():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
@@ -104,14 +105,14 @@ class InklingForConditionalGeneration(nn.Module):
             attention_backend="auto" if device.type == "cpu" else arguments.attention_backend,
             moe_runner_backend=arguments.moe_runner_backend,
             tp_size=self.comm.tp_size,
+            ep_size=arguments.ep_size,
         )
-        weights = allocate(
-            self.inkling,
-            dtype=dtype,
-            device=device,
-            tp_rank=self.comm.tp_rank,
-            tp_size=self.comm.tp_size,
-        )
+        self._shard: dict[str, Any] = {
+            "tp_rank": self.comm.tp_rank,
+            "tp_size": self.comm.tp_size,
+            "expert_parallel": arguments.ep_size > 1,
+        }
+        weights = allocate(self.inkling, dtype=dtype, device=device, **self._shard)
         layers = []
         for layer in range(text.num_layers):
             attention = rank_attention(text.attention(layer), self.comm.tp_size)
@@ -147,9 +148,8 @@ class InklingForConditionalGeneration(nn.Module):
             weights,
             self.inkling,
             self.model.by_name() if self._stack is None else self._stack.weights,
-            tp_rank=self.comm.tp_rank,
-            tp_size=self.comm.tp_size,
             complete=self._stack is None,
+            **self._shard,
         )
         if self._stack is not None:
             self._stack.prepare()
@@ -188,8 +188,12 @@ class InklingForConditionalGeneration(nn.Module):
                 f"{type(backend).__name__}; start it with --attention-backend triton"
             )
         if self._stack is None:
+            first_expert = None
+            if self._shard["expert_parallel"]:
+                moe = self.inkling.text.moe
+                first_expert = self.comm.tp_rank * (moe.num_experts // self.comm.tp_size)
             self._stack = InklingModel(
-                self.inkling, self.model.by_name(), self.ops, self.comm.tp_size
+                self.inkling, self.model.by_name(), self.ops, self.comm.tp_size, first_expert
             )
         return self._stack, backend.host
 
