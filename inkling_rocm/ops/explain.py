@@ -15,6 +15,7 @@ def explain(
     attention_backend: str = "auto",
     moe_runner_backend: str = "auto",
     tp_size: int = 1,
+    ep_size: int = 1,
 ) -> str:
     """A table: op, chosen variant, every refused variant with its reason.
 
@@ -27,9 +28,10 @@ def explain(
         attention_backend=attention_backend,
         moe_runner_backend=moe_runner_backend,
         tp_size=tp_size,
+        ep_size=ep_size,
     )
     products = ", ".join(arch.products)
-    lines = [f"{arch.name} ({products}), {dtype}, TP{tp_size}", ""]
+    lines = [f"{arch.name} ({products}), {dtype}, TP{tp_size}, EP{ep_size}", ""]
     width = max(len(choice.op) for choice in ops.choices)
     for choice in ops.choices:
         lines.append(f"{choice.op:<{width}}  {choice.variant}")
