@@ -191,6 +191,7 @@ class InklingForConditionalGeneration(nn.Module):
             first_expert = None
             if self._shard["expert_parallel"]:
                 moe = self.inkling.text.moe
+                assert moe is not None, "a model without experts has none to share out"
                 first_expert = self.comm.tp_rank * (moe.num_experts // self.comm.tp_size)
             self._stack = InklingModel(
                 self.inkling, self.model.by_name(), self.ops, self.comm.tp_size, first_expert
