@@ -41,6 +41,8 @@ def host(entries: float, lower=None, block_bytes=BLOCK):
     try:
         yield store
     finally:
+        if isinstance(lower, SlowDisk):
+            lower.go.set()
         store.close()
 
 
@@ -190,7 +192,6 @@ def test_nothing_waits_for_a_slow_disk_and_the_oldest_unwritten_are_dropped(tmp_
         stats = store.stats()
         assert (stats.evictions, stats.dropped) == (6, 6)
         assert held(store, range(10)) == [0, 7, 8, 9]
-        lower.go.set()
     with host(4, disk(tmp_path)) as store:
         assert held(store, range(10)) == [0, 7, 8, 9]
 
@@ -203,7 +204,6 @@ def test_an_entry_without_room_beside_the_one_being_written_is_dropped(tmp_path)
         put(store, 1)
         assert store.stats().dropped == 1
         assert held(store, [0]) == [0]
-        lower.go.set()
 
 
 def test_prefetched_entries_need_no_disk(tmp_path):
