@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.attention import tables as attention
 from bench.moe import tables as moe
+from bench.prefix_cache import tables as prefix_cache
 from bench.rows import RESULTS, ROOT
 from bench.sampling import tables as sampling
 
@@ -63,6 +64,11 @@ def _sampling(table: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: table(latest(sampling.FILE, *sampling.KEY))
 
 
+def prefix_tiers() -> str:
+    """Host memory and disk of the prefix cache."""
+    return prefix_cache.tiers(latest(prefix_cache.FILE, *prefix_cache.KEY))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cpu_decode": cpu_decode,
     "attention_prefill": _attention("prefill"),
@@ -75,6 +81,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "moe_layer": _moe(moe.moe_layer),
     "sampling": _sampling(sampling.sampling),
     "lm_head": _sampling(sampling.lm_head),
+    "prefix_tiers": prefix_tiers,
 }
 
 
