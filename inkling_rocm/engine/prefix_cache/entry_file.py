@@ -23,6 +23,7 @@ from inkling_rocm.engine.prefix_cache.layout import LENGTH, Layout
 MAGIC, VERSION = b"INKLKV\r\n", 1
 FINGERPRINT_BYTES, MAX_KEY_BYTES, CHECKSUM_BYTES = 32, 64, 32
 PREFIX = struct.Struct(f"<8sIIQ{FINGERPRINT_BYTES}s{MAX_KEY_BYTES}s")
+MOST_PARTS = 1024  # Linux's IOV_MAX
 Buffer: TypeAlias = bytes | memoryview
 
 
@@ -56,10 +57,10 @@ def write_entry(
     prefix = PREFIX.pack(
         MAGIC, VERSION, len(key), len(header) + layout.nbytes, fingerprint, key
     )  # fmt: skip
-    for part in (prefix, checksum((prefix, header, *data)), header, *data):
-        left = memoryview(part)
-        while left:
-            left = left[os.write(fd, left) :]
+    parts = (prefix, checksum((prefix, header, *data)), header, *data)
+    left = [memoryview(part) for part in parts if len(part)]
+    while left:
+        left = _after(left, os.writev(fd, left[:MOST_PARTS]))
     os.fsync(fd)
 
 
@@ -93,8 +94,7 @@ def read_entry(
     data = allocate(nbytes)
     if data is None:
         return None
-    for part in data:
-        _read_into(fd, part)
+    _read_into(fd, data)
     if checksum((prefix, header, *data)) != stored:
         raise BadEntry("checksum")
     try:
@@ -114,13 +114,23 @@ def _difference(got: bytes, wanted: bytes) -> str:
 
 def _read(fd: int, size: int) -> bytes:
     data = bytearray(size)
-    _read_into(fd, memoryview(data))
+    _read_into(fd, [memoryview(data)])
     return bytes(data)
 
 
-def _read_into(fd: int, left: memoryview) -> None:
+def _read_into(fd: int, parts: Sequence[memoryview]) -> None:
+    left = [part for part in parts if len(part)]
     while left:
-        got = os.readv(fd, [left])
+        got = os.readv(fd, left[:MOST_PARTS])
         if not got:
-            raise BadEntry(f"cut: {len(left)} bytes missing")
-        left = left[got:]
+            raise BadEntry(f"cut: {sum(map(len, left))} bytes missing")
+        left = _after(left, got)
+
+
+def _after(parts: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of parts, none empty, after their first `done` bytes."""
+    for index, part in enumerate(parts):
+        if done < len(part):
+            return [part[done:], *parts[index + 1 :]]
+        done -= len(part)
+    return []

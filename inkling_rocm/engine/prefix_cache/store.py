@@ -29,7 +29,7 @@ from inkling_rocm.engine.prefix_cache.layout import Layout
 from inkling_rocm.engine.prefix_cache.tier_stats import TierStats
 
 CPU = torch.device("cpu")
-READERS = 2
+READERS = 4
 # Prefetching stops here, or the end of a long prompt would push out its beginning.
 PREFETCH_SHARE = 1 / 2
 

@@ -261,7 +261,7 @@ def test_an_unfinished_file_goes_only_when_its_writer_is_gone(tmp_path):
         assert files_in(tmp_path) == [aside.name]
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "replace", "open"])
+@pytest.mark.parametrize("call", ["writev", "fsync", "replace", "open"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_disk_that_takes_no_more_drops_the_entry(tmp_path, monkeypatch, caplog, call, number):
     store = store_in(tmp_path)

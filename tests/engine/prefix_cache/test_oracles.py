@@ -55,7 +55,7 @@ def test_a_disk_that_takes_no_more(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(test_disk_store, "DiskStore", InPlace)
     with pytest.raises((AssertionError, OSError)):
         test_disk_store.test_a_disk_that_takes_no_more_drops_the_entry(
-            tmp_path, monkeypatch, caplog, "write", 28
+            tmp_path, monkeypatch, caplog, "writev", 28
         )
 
 
