@@ -3,6 +3,8 @@
 Those of the checksum, the fingerprint and writing aside stand beside their tests.
 """
 
+import itertools
+import os
 from collections import OrderedDict
 
 import pytest
@@ -21,7 +23,8 @@ class NeverMoved(OrderedDict):
 
 
 def test_the_order_of_use_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_store, "_use", lambda file: None)
+    backwards = itertools.count(10**18, -1)
+    monkeypatch.setattr(disk_store, "_use", lambda file: os.utime(file, ns=(next(backwards),) * 2))
     with pytest.raises(AssertionError):
         test_disk_store.test_the_order_of_use_outlives_the_process(tmp_path)
 
