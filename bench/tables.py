@@ -20,13 +20,17 @@ from bench.moe import tables as moe
 from bench.prefix_cache import tables as prefix_cache
 from bench.rows import RESULTS, ROOT
 from bench.sampling import tables as sampling
+from bench.speculation import tables as speculation
 
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def latest(file: str, *key: str) -> list[dict]:
-    """The newest row of every distinct `key`, in the order of first appearance."""
+    """The newest row of every distinct `key`, in the order of first appearance; none where the file
+    is not there yet."""
     rows: dict[tuple, dict] = {}
+    if not (RESULTS / file).exists():
+        return []
     for line in (RESULTS / file).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         rows[tuple(row[name] for name in key)] = row
@@ -64,9 +68,14 @@ def _sampling(table: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: table(latest(sampling.FILE, *sampling.KEY))
 
 
+<<<<<<< HEAD
 def prefix_tiers() -> str:
     """Host memory and disk of the prefix cache."""
     return prefix_cache.tiers(latest(prefix_cache.FILE, *prefix_cache.KEY))
+=======
+def _speculation(table: Callable[[list[dict]], str]) -> Callable[[], str]:
+    return lambda: table(latest(speculation.FILE, *speculation.KEY))
+>>>>>>> 63e2abc (bench/speculation: rounds, host waits and tokens per second against simulated acceptance; docs: adaptive steps, metrics, measuring)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -81,7 +90,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "moe_layer": _moe(moe.moe_layer),
     "sampling": _sampling(sampling.sampling),
     "lm_head": _sampling(sampling.lm_head),
+<<<<<<< HEAD
     "prefix_tiers": prefix_tiers,
+=======
+    "speculation_rounds": _speculation(speculation.rounds),
+    "speculation_acceptance": _speculation(speculation.acceptance),
+>>>>>>> 63e2abc (bench/speculation: rounds, host waits and tokens per second against simulated acceptance; docs: adaptive steps, metrics, measuring)
 }
 
 

@@ -1,0 +1,49 @@
+"""Tokens per second against acceptance from result rows.
+
+python -m bench.speculation.plot rows.jsonl docs/plots/speculation.png
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from bench.speculation.tables import by_acceptance
+
+
+def plot(rows: list[dict], file: Path) -> None:
+    """One panel a batch size, one line a number of draft steps.
+
+    Raises: ValueError: no row of op "acceptance".
+    """
+    found = by_acceptance(rows)
+    if not found:
+        raise ValueError('nothing to plot: there is no row of op "acceptance"')
+    figure = Figure(figsize=(5.5 * len(found), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (batch, by_steps) in zip(panels, found.items(), strict=True):
+        for steps, some in by_steps.items():
+            speed = [row["tokens_per_s"] for row in some]
+            axes.plot([row["probability"] for row in some], speed, "o-", label=f"{steps}")
+        for row in rows:
+            if row["op"] == "round" and row["steps"] == 0 and row["batch"] == batch:
+                axes.axhline(row["tokens_per_s"], color="black", ls=":", label="no drafts")
+                break
+        axes.set_xlabel("probability that a draft is accepted (simulated)")
+        axes.set_ylabel("tokens/s")
+        axes.set_title(f"batch {batch}, {some[0]['model']}, {some[0]['device']}")
+        axes.legend(title="draft steps", fontsize=8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+    plot([json.loads(line) for line in lines], Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

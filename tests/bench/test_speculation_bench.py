@@ -1,0 +1,86 @@
+"""bench/speculation: what it counts, its tables, and the whole of it on a tiny model."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from bench.speculation import tables
+from bench.speculation.rounds import MARK, RoundWatch, runtime_calls
+from bench.speculation.run import gate, main, waits
+
+
+def event(name, start):
+    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start))
+
+
+def test_calls_between_the_marks_are_counted():
+    events = [
+        event("cudaStreamSynchronize", 0),  # starting the profiler
+        event(MARK, 1),
+        event("cudaGraphLaunch", 2),
+        event("aten::add", 2),
+        event("cudaEventSynchronize", 3),
+        event(MARK, 4),
+        event("hipMemcpy", 5),
+        event(MARK, 6),
+        event("cudaDeviceSynchronize", 7),  # stopping it
+    ]
+    calls = runtime_calls(events)
+    assert calls == {"cudaGraphLaunch": 1, "cudaEventSynchronize": 1, "hipMemcpy": 1}
+    found = waits(SimpleNamespace(calls=calls, rounds=2))
+    assert found["blocking_calls_per_round"] == 0.5
+    assert found["event_waits_per_round"] == 0.5
+    assert waits(SimpleNamespace(calls=None, rounds=2))["blocking_calls_per_round"] is None
+
+
+def test_the_window_has_the_rounds_of_its_batch_only():
+    watch = RoundWatch()
+    watch.begin(2, skip=1, rounds=2, profiled=False)
+    for drafted, accepted in (
+        ([3], [3]),  # the other prompt is still computed
+        ([3, 3], [3, 3]),  # skipped
+        ([3, 3], [0, 0]),  # starts the clock
+        ([3, 3], [1, 2]),
+        ([3, 1], [0, 1]),
+        ([3, 3], [3, 3]),  # after the end
+    ):
+        watch.speculation_round(drafted, accepted, steps=3, seconds=None)
+    window = watch.window()
+    assert watch.done.is_set()
+    assert (window.rounds, window.drafted, window.accepted, window.tokens) == (2, 10, 4, 8)
+    assert window.acceptance == 0.4
+    assert window.tokens_per_s == pytest.approx(8 / sum(window.round_s))
+
+
+def test_gate():
+    assert gate([1, 2], [1, 2]) == "pass"
+    assert gate([1, 3], [1, 2]) == "differs from token 1 of 2 on"
+    assert gate([1], [1, 2]) == "differs from token 1 of 2 on"
+
+
+def test_tables_without_rows():
+    assert tables.rounds([]) == tables.acceptance([]) == tables.NONE_YET
+
+
+@pytest.mark.full
+def test_a_whole_run(tmp_path):
+    pytest.importorskip("matplotlib")
+    from bench.speculation.plot import plot
+
+    out = tmp_path / "rows.jsonl"
+    options = (
+        "--tiny --device cpu --batches 1,2 --steps 1,2 --acceptances 0,1 --prompt 5 --rounds 4"
+    )
+    main([*options.split(), "--out", str(out)])
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 2 + 2 * (2 + 4)
+    assert {row["gate"] for row in rows} == {"pass"}
+    simulated = [row for row in rows if row["op"] == "acceptance"]
+    assert all(row["acceptance"] == row["probability"] for row in simulated)
+    assert tables.rounds(rows).count("\n| ") == 6
+    assert "| 2, 1.0 |" in tables.acceptance(rows)
+    plot(rows, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="nothing to plot"):
+        plot([], tmp_path / "none.png")
