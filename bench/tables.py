@@ -68,14 +68,13 @@ def _sampling(table: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: table(latest(sampling.FILE, *sampling.KEY))
 
 
-<<<<<<< HEAD
 def prefix_tiers() -> str:
     """Host memory and disk of the prefix cache."""
     return prefix_cache.tiers(latest(prefix_cache.FILE, *prefix_cache.KEY))
-=======
+
+
 def _speculation(table: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: table(latest(speculation.FILE, *speculation.KEY))
->>>>>>> 63e2abc (bench/speculation: rounds, host waits and tokens per second against simulated acceptance; docs: adaptive steps, metrics, measuring)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -90,12 +89,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "moe_layer": _moe(moe.moe_layer),
     "sampling": _sampling(sampling.sampling),
     "lm_head": _sampling(sampling.lm_head),
-<<<<<<< HEAD
     "prefix_tiers": prefix_tiers,
-=======
     "speculation_rounds": _speculation(speculation.rounds),
     "speculation_acceptance": _speculation(speculation.acceptance),
->>>>>>> 63e2abc (bench/speculation: rounds, host waits and tokens per second against simulated acceptance; docs: adaptive steps, metrics, measuring)
 }
 
 
