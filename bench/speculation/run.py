@@ -111,7 +111,8 @@ def engine_args(options: argparse.Namespace, steps: int) -> EngineArgs:
         json_model_override_args=options.override,
         max_running_requests=max(options.batches),
         cuda_graph_bs=tuple(options.batches),
-        context_length=options.prompt + longest,
+        # A page more than is used: the scheduler admits a sequence only if each has one to spare.
+        context_length=options.prompt + longest + 2 * EngineArgs.page_size,
         speculative_algorithm="EAGLE" if steps else None,
         speculative_num_steps=steps or None,
     )
