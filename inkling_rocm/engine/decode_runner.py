@@ -8,28 +8,25 @@ the same function over the same buffers is called directly.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from inkling_rocm.engine.executor import StepInput
-from inkling_rocm.engine.host import EmbeddedHost, upload
-from inkling_rocm.engine.host_checks import check_step
-from inkling_rocm.engine.pages import PagePool
-from inkling_rocm.host import (
-    CONV_STREAMS,
-    BatchMeta,
-    Comm,
-    ConvStateView,
-    ConvStream,
-    Host,
-    KVCacheView,
+from inkling_rocm.engine.buckets import (
+    BucketHost,
+    DeviceTables,
+    bucket_host,
+    capture_graphs,
+    to_pinned,
 )
+from inkling_rocm.engine.executor import StepInput
+from inkling_rocm.engine.host import EmbeddedHost
+from inkling_rocm.engine.host_checks import check_step
+from inkling_rocm.host import BatchMeta, Host
 from inkling_rocm.host.decode import (
     FIRST,
     PAGE,
@@ -42,40 +39,9 @@ from inkling_rocm.host.decode import (
     fields,
 )
 
-logger = logging.getLogger(__name__)
-
-SMALL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)
-BUCKET_STEP = 16
-
 
 class _Model(Protocol):
     def forward(self, input_ids: Tensor, host: Host) -> Tensor: ...
-
-
-def decode_buckets(most: int) -> tuple[int, ...]:
-    """Batch sizes to run: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ... and `most`."""
-    steps = range(SMALL_BUCKETS[-1] + BUCKET_STEP, most, BUCKET_STEP)
-    return (*(size for size in SMALL_BUCKETS if size < most), *steps, most)
-
-
-@dataclass(kw_only=True)
-class _BucketHost:
-    """Host of one bucket's forwards."""
-
-    meta: BatchMeta
-    comm: Comm
-    pools: tuple[PagePool, ...]
-    kv_views: list[KVCacheView]
-    conv_views: dict[tuple[int, ConvStream], ConvStateView]
-
-    def kv(self, layer: int) -> KVCacheView:
-        return self.kv_views[layer]
-
-    def conv(self, layer: int, stream: ConvStream) -> ConvStateView:
-        return self.conv_views[layer, stream]
-
-    def capture_routing(self, layer: int, topk_ids: Tensor) -> None:
-        pass
 
 
 @dataclass(kw_only=True)
@@ -85,7 +51,7 @@ class _Bucket:
     rows: int
     staged: Tensor
     tensors: Any
-    host: _BucketHost
+    host: BucketHost
     graph: torch.cuda.CUDAGraph | None = None
     hidden: Tensor | None = field(default=None, repr=False)
 
@@ -110,18 +76,15 @@ class DecodeRunner:
         def made(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        slots = len(host.last_tokens)
         self._fields = fields(len(host.pools))
         self._staged = made(torch.int32, self._fields * most)
-        self._tables = [made(torch.int32, *pool.table.shape) for pool in host.pools]
-        assert all(len(table) == slots for table in self._tables)
+        self.tables = DeviceTables(host)
         self._rows = [made(torch.int32, most, pool.live_columns) for pool in host.pools]
         self._writes = [made(torch.int64, most) for _ in host.pools]
         self._input_ids, self._next_position = made(torch.int64, most), made(torch.int64, most)
         self._kv_len, self._history = made(torch.int32, most), made(torch.int32, most)
         self._counting = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._made: dict[int, _Bucket] = {}
-        self._pool: Any = None
 
     def fits(self, step: StepInput) -> bool:
         """Whether a step is of the kind and size that `run` takes."""
@@ -131,22 +94,11 @@ class DecodeRunner:
         """Bring the tables on the device up to a step. In a decode step of `run`, the metadata
         kernel adds the page each row writes to."""
         written: dict[int, int] = {}
-        for pool, table, changes in zip(self._host.pools, self._tables, step.tables, strict=True):
-            if not len(changes.entries):
-                continue
-            if decode:
-                written = dict(zip(step.slots.tolist(), (changes.end - 1).tolist(), strict=True))
-            columns = pool.table.shape[1]
-            entries = {  # of equal ones the last counts
-                slot * columns + column: page
-                for slot, column, page in changes.entries.tolist()
-                if written.get(slot) != column
-            }
-            if not entries:
-                continue
-            at = upload(np.fromiter(entries, np.int64, len(entries)), self.device)
-            pages = upload(np.fromiter(entries.values(), np.int32, len(entries)), self.device)
-            table.view(-1).scatter_(0, at, pages)
+        if decode:
+            # Every pool is written at the same position, so at the same page index.
+            ends = (step.tables[0].end - 1).tolist()
+            written = dict(zip(step.slots.tolist(), ends, strict=True))
+        self.tables.follow(step, written)
 
     def run(self, step: StepInput) -> tuple[Tensor, Host]:
         """Start a step that fits.
@@ -162,7 +114,7 @@ class DecodeRunner:
             staged[FIRST + POOL_FIELDS * index, :n] = changes.first
             page = pool.table[step.slots, step.q_start // pool.page_size]
             staged[PAGE + POOL_FIELDS * index, :n] = page
-        bucket.staged.copy_(_pinned(staged, self.device), non_blocking=True)
+        bucket.staged.copy_(to_pinned(staged, self.device), non_blocking=True)
         if bucket.graph is not None:
             bucket.graph.replay()
         else:
@@ -173,25 +125,18 @@ class DecodeRunner:
         return bucket.hidden[:n], bucket.host
 
     def capture(self) -> None:
-        """Record one graph a bucket, largest first, so that the smaller ones reuse its memory; each
-        is run once before, which compiles its kernels."""
-        self._pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()
-        sizes = tqdm(self.buckets[::-1], desc="capturing graphs", unit="graph")
-        for size in sizes:
-            sizes.set_postfix(batch=size)
+        """Record one graph a bucket."""
+
+        def stages(size: int) -> list[Callable[[], None]]:
             bucket = self._bucket(size)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._forward(bucket)
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            # Other threads (a server's) may use the GPU meanwhile.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
-            ):
+
+            def forward() -> None:
                 bucket.hidden = self._forward(bucket)
-            bucket.graph = graph
+
+            return [forward]
+
+        for size, (graph,) in capture_graphs(self.buckets, stages).items():
+            self._bucket(size).graph = graph
 
     def _forward(self, bucket: _Bucket) -> Tensor:
         """Metadata and model over a bucket's buffers."""
@@ -211,7 +156,9 @@ class DecodeRunner:
         staged = self._staged[: self._fields * rows].view(self._fields, rows)
         tables = tuple(
             PoolTensors(table=table, rows=pages[:rows], write=write[:rows])
-            for table, pages, write in zip(self._tables, self._rows, self._writes, strict=True)
+            for table, pages, write in zip(
+                self.tables.tensors, self._rows, self._writes, strict=True
+            )
         )
         tensors = DecodeTensors(
             staged=staged,
@@ -245,24 +192,8 @@ class DecodeRunner:
             kv_len=tensors.kv_len,
             token_row=self._counting[:rows],
         )
-        conv_views = {
-            (layer, stream): ConvStateView(
-                state=host.rings.state(layer, stream),
-                slot=staged[SLOT],
-                token_slot=tables[0].write,
-                history=tensors.history,
-            )
-            for layer in range(host.num_layers)
-            for stream in CONV_STREAMS
-        }
-        bucket_host = _BucketHost(
-            meta=meta,
-            comm=host.comm,
-            pools=host.pools,
-            kv_views=host.kv_views(shared),
-            conv_views=conv_views,
-        )
-        return _Bucket(rows=rows, staged=staged, tensors=tensors, host=bucket_host)
+        layout = bucket_host(host, meta, shared, slot=staged[SLOT], history=tensors.history)
+        return _Bucket(rows=rows, staged=staged, tensors=tensors, host=layout)
 
 
 def _derive(device: torch.device):
@@ -272,10 +203,3 @@ def _derive(device: torch.device):
     from inkling_rocm.kernels.metadata import decode_metadata
 
     return decode_metadata
-
-
-def _pinned(values: np.ndarray, device: torch.device) -> Tensor:
-    source = torch.from_numpy(values)
-    if device.type == "cpu":
-        return source
-    return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)

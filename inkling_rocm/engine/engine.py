@@ -17,10 +17,10 @@ from torch import Tensor
 
 from inkling_rocm.config import InklingConfig
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.buckets import decode_buckets
 from inkling_rocm.engine.build import build_executor, plan_engine
 from inkling_rocm.engine.constraint import ConstraintCompiler
 from inkling_rocm.engine.core import EngineCore
-from inkling_rocm.engine.decode_runner import decode_buckets
 from inkling_rocm.engine.executor import Executor
 from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.load import EngineParts, check_ranks, load_parts

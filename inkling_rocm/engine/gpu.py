@@ -11,7 +11,8 @@ import torch
 from tqdm import tqdm
 
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.decode_runner import DecodeRunner, decode_buckets
+from inkling_rocm.engine.buckets import decode_buckets
+from inkling_rocm.engine.decode_runner import DecodeRunner
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.memory import GIB, MemoryPlan, free_bytes

@@ -201,7 +201,7 @@ def test_the_model_notices_a_wrong_page():
     core.step()
     slot = request.sequences[0].slot
     runner = core.executor.decode
-    table = core.scheduler.pools[0].table if runner is None else runner._tables[0]
+    table = core.scheduler.pools[0].table if runner is None else runner.tables.tensors[0]
     table[slot, [0, 1]] = table[slot, [1, 0]]
     run_to_end(core)
     assert request.handle.reasons() == {0: "error"}

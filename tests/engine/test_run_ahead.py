@@ -6,7 +6,7 @@ That the output is the same is test_equivalence.py's business, which runs everyt
 import pytest
 
 from inkling_rocm.engine import SamplingParams
-from inkling_rocm.engine.decode_runner import decode_buckets
+from inkling_rocm.engine.buckets import decode_buckets
 from tests.engine import history_model
 from tests.engine.history_model import (
     EOS,

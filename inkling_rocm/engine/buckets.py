@@ -1,0 +1,166 @@
+"""Forwards from fixed buffers, by batch bucket: what decode steps and speculative rounds share.
+
+A step of n rows runs in the smallest bucket of at least n rows; the rest is padding on slot 0. On a
+GPU each bucket is captured as a graph; page tables live on the device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from inkling_rocm.engine.executor import StepInput
+from inkling_rocm.engine.host import EmbeddedHost, upload
+from inkling_rocm.engine.pages import PagePool
+from inkling_rocm.host import (
+    CONV_STREAMS,
+    BatchMeta,
+    Comm,
+    ConvStateView,
+    ConvStream,
+    KVCacheView,
+)
+
+logger = logging.getLogger(__name__)
+
+SMALL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)
+BUCKET_STEP = 16
+
+
+def decode_buckets(most: int) -> tuple[int, ...]:
+    """Batch sizes to run: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ... and `most`."""
+    steps = range(SMALL_BUCKETS[-1] + BUCKET_STEP, most, BUCKET_STEP)
+    return (*(size for size in SMALL_BUCKETS if size < most), *steps, most)
+
+
+@dataclass(kw_only=True)
+class BucketHost:
+    """Host of the forwards of one bucket."""
+
+    meta: BatchMeta
+    comm: Comm
+    pools: tuple[PagePool, ...]
+    kv_views: list[KVCacheView]
+    conv_views: dict[tuple[int, ConvStream], ConvStateView]
+
+    def kv(self, layer: int) -> KVCacheView:
+        return self.kv_views[layer]
+
+    def conv(self, layer: int, stream: ConvStream) -> ConvStateView:
+        return self.conv_views[layer, stream]
+
+    def capture_routing(self, layer: int, topk_ids: Tensor) -> None:
+        pass
+
+
+def bucket_host(
+    host: EmbeddedHost,
+    meta: BatchMeta,
+    shared: Sequence[Mapping[str, Any]],
+    *,
+    slot: Tensor,
+    history: Tensor,
+) -> BucketHost:
+    """A host over fixed buffers.
+
+    Args:
+        host: whose pools, rings and communication it uses.
+        shared: what KVCacheViews of each pool have in common.
+        slot, history: int32 [B], the rows' ring slots and usable history.
+    """
+    return BucketHost(
+        meta=meta,
+        comm=host.comm,
+        pools=host.pools,
+        kv_views=host.kv_views(shared),
+        conv_views={
+            (layer, stream): ConvStateView(
+                state=host.rings.state(layer, stream),
+                slot=slot,
+                # A token has slot 0 in one pool exactly when it has in the other.
+                token_slot=shared[0]["slot"],
+                history=history,
+            )
+            for layer in range(host.num_layers)
+            for stream in CONV_STREAMS
+        },
+    )
+
+
+class DeviceTables:
+    """The pools' page tables on the device, brought up to each step."""
+
+    def __init__(self, host: EmbeddedHost):
+        self._host = host
+        self.device = host.last_tokens.device
+        self.tensors = [
+            torch.zeros(pool.table.shape, dtype=torch.int32, device=self.device)
+            for pool in host.pools
+        ]
+        assert all(len(table) == len(host.last_tokens) for table in self.tensors)
+
+    def follow(self, step: StepInput, written: Mapping[int, int] | None = None) -> None:
+        """Take over a step's changes.
+
+        Args: written: by slot, a column that the step's metadata kernel will set.
+        """
+        written = written or {}
+        for pool, table, changes in zip(self._host.pools, self.tensors, step.tables, strict=True):
+            columns = pool.table.shape[1]
+            entries = {  # of equal ones the last counts
+                slot * columns + column: page
+                for slot, column, page in changes.entries.tolist()
+                if written.get(slot) != column
+            }
+            if not entries:
+                continue
+            at = upload(np.fromiter(entries, np.int64, len(entries)), self.device)
+            pages = upload(np.fromiter(entries.values(), np.int32, len(entries)), self.device)
+            table.view(-1).scatter_(0, at, pages)
+
+
+def capture_graphs(
+    buckets: Sequence[int], stages: Callable[[int], Sequence[Callable[[], None]]]
+) -> dict[int, list[torch.cuda.CUDAGraph]]:
+    """Record graphs, the largest bucket first, so that the smaller ones reuse its memory.
+
+    Args:    stages: of a bucket, each recorded as one graph after having run once, which compiles
+             its kernels; to be replayed in order.
+    Returns: the graphs of each bucket.
+    """
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
+    sizes = tqdm(sorted(buckets, reverse=True), desc="capturing graphs", unit="graph")
+    for size in sizes:
+        sizes.set_postfix(batch=size)
+        parts = stages(size)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for part in parts:
+                part()
+        stream.synchronize()
+        graphs[size] = []
+        for part in parts:
+            graph = torch.cuda.CUDAGraph()
+            # Other threads (a server's) may use the GPU meanwhile.
+            with torch.cuda.graph(
+                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                part()
+            graphs[size].append(graph)
+    return graphs
+
+
+def to_pinned(values: np.ndarray, device: torch.device) -> Tensor:
+    """To be copied to the device without waiting."""
+    source = torch.from_numpy(values)
+    if device.type == "cpu":
+        return source
+    return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
