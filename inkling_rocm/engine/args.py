@@ -162,6 +162,15 @@ class EngineArgs:
             raise ValueError(f"mem_fraction_static {share}: wanted a value between 0 and 1")
 
     @property
+    def meaningless(self) -> str | None:
+        """Why outputs mean nothing, where an argument is for measuring only."""
+        if self.rank_slice is not None:
+            return f"one rank of {self.rank_slice} alone (rank_slice)"
+        if self.speculative_simulate_acceptance is not None:
+            return "simulated acceptance (speculative_simulate_acceptance)"
+        return None
+
+    @property
     def ranks(self) -> int:
         """Ranks that the weights are cut for."""
         return self.rank_slice or self.tp_size

@@ -121,11 +121,8 @@ class Engine:
         self.config: InklingConfig = parts.config
         self.tokenizer = parts.tokenizer
         self.model_name = args.served_model_name or args.model_path
-        if args.rank_slice is not None:
-            self.model_name += f" (one rank of {args.rank_slice}: outputs are meaningless)"
-            logger.warning("%s; use it for measuring only", self.model_name)
-        if args.speculative_simulate_acceptance is not None:
-            self.model_name += " (simulated acceptance: outputs are meaningless)"
+        if args.meaningless:
+            self.model_name += f" ({args.meaningless}: outputs are meaningless)"
             logger.warning("%s; use it for measuring only", self.model_name)
         self._vocabulary = text.unpadded_vocab_size
         if self._ranks is None:

@@ -51,8 +51,9 @@ def create_app(
         observed: the metrics object the engine reports to; its state gauges are added here.
 
     Raises:
-        ValueError: the engine has no tokenizer.
+        ValueError: the engine has no tokenizer, or its outputs are meaningless.
     """
+    settings.check(engine.args)
     if not isinstance(engine.tokenizer, InklingTokenizer):
         raise ValueError(
             f"the server needs Inkling's tokenizer; the engine has {engine.tokenizer!r} (was it "

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inkling_rocm.engine import Engine, RequestHandle
+from inkling_rocm.engine import Engine, EngineArgs, RequestHandle
 from inkling_rocm.engine.request import SamplingParams, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
 from inkling_rocm.server.errors import ApiError
@@ -33,7 +33,7 @@ class ServerSettings:
         served_model_name: name clients ask for; None = the engine's.
         api_key: None = no key needed. max_body_bytes: larger requests are refused.
         cors_origins: origins browsers may call from; none by default.
-        allow_meaningless_outputs: serve an engine whose acceptance is simulated, to measure it.
+        allow_meaningless_outputs: serve an engine that is for measuring (EngineArgs.meaningless).
 
     Raises:
         ValueError: an empty key, which an unset shell variable gives: it must not mean "no key".
@@ -48,6 +48,14 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError("the API key is empty; give one, or leave the option out for no key")
+
+    def check(self, args: EngineArgs) -> None:
+        """Raises: ValueError: an engine with these arguments must not be served."""
+        if args.meaningless and not self.allow_meaningless_outputs:
+            raise ValueError(
+                f"{args.meaningless}: outputs are meaningless, so they are not served; leave the "
+                "argument out or, to measure, use ServerSettings(allow_meaningless_outputs=True)"
+            )
 
 
 @dataclass(kw_only=True)

@@ -107,12 +107,7 @@ def serve(
     Raises:
         ValueError: the address, the checkpoint or an argument is wrong.
     """
-    simulated = args.speculative_simulate_acceptance
-    if simulated is not None and not settings.allow_meaningless_outputs:
-        raise ValueError(
-            f"speculative_simulate_acceptance {simulated} makes outputs meaningless: leave it out, "
-            "or, to measure, serve with ServerSettings(allow_meaningless_outputs=True)"
-        )
+    settings.check(args)
     sock = bind(host, port)
     metrics = PrometheusMetrics()
     with Engine(args, metrics=metrics) as engine:

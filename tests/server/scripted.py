@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.detokenizer import Detokenizer
 from inkling_rocm.engine.metrics import EngineStats
 from inkling_rocm.engine.request import RequestError, SamplingParams, TokenLogprob, Update
@@ -116,6 +117,7 @@ class ScriptedEngine:
         script: (prompt ids, params) -> the ids each continuation generates.
     """
 
+    args = EngineArgs(model_path="scripted")
     model_name = "scripted"
     context_length = 4096
     failure: str | None = None

@@ -110,8 +110,12 @@ def test_refusals():
     args = EngineArgs(
         model_path="demo", speculative_algorithm="EAGLE", speculative_simulate_acceptance=0.5
     )
-    with pytest.raises(ValueError, match="makes outputs meaningless"):
+    with pytest.raises(
+        ValueError, match=r"\(speculative_simulate_acceptance\): outputs are meaningless"
+    ):
         serve(args, ServerSettings(), host="127.0.0.1", port=0)
+    with pytest.raises(ValueError, match=r"one rank of 8 alone \(rank_slice\): outputs are mean"):
+        ServerSettings().check(EngineArgs(model_path="demo", rank_slice=8))
     with pytest.raises(ValueError, match=r"speculative_simulate_acceptance 1.5: wanted a prob"):
         EngineArgs(
             model_path="demo", speculative_algorithm="EAGLE", speculative_simulate_acceptance=1.5
