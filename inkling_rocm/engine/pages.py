@@ -156,6 +156,16 @@ class PagePool:
             self._enter(slot, index, page)
         self.first[slot], self.end[slot] = first, first + len(pages)
 
+    def refer(self, pages: Iterable[int]) -> None:
+        """Refer to pages as a sequence does, so that they stay."""
+        for page in pages:
+            self._count(page, 1, 0)
+
+    def unrefer(self, pages: Iterable[int]) -> None:
+        """Take back as many `refer`s or `take`s."""
+        for page in pages:
+            self._count(page, -1, 0)
+
     def hold(self, pages: Iterable[int]) -> None:
         """Let the prefix cache refer to pages."""
         for page in pages:
@@ -209,11 +219,19 @@ class PagePool:
         Args:    slots: int64 [B].
         """
         entries = np.array(self._entries, np.int32).reshape(-1, 3)
-        copies = np.array(self._copies, np.int32).reshape(-1, 2)
-        self._entries, self._copies = [], []
+        self._entries = []
         return TableChanges(
-            entries=entries, first=self.first[slots], end=self.end[slots], copies=copies
+            entries=entries,
+            first=self.first[slots],
+            end=self.end[slots],
+            copies=self.take_copies(),
         )
+
+    def take_copies(self) -> NDArray:
+        """The pages to copy since the last call, int32 [c, 2]."""
+        copies = np.array(self._copies, np.int32).reshape(-1, 2)
+        self._copies = []
+        return copies
 
     def follow(self, slots: NDArray, changes: TableChanges) -> None:
         """Take over another rank's changes; the rows of a step have these slots."""

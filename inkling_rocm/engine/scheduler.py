@@ -70,6 +70,7 @@ class Scheduler:
             sequence.depths = self.depths
         first, *siblings = request.sequences
         first.siblings = siblings
+        self.cache.prefetch(first)
         self.waiting.append(first)
 
     @property

@@ -19,6 +19,7 @@ from functools import partial
 
 from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.prefix_cache.stats import CacheStats
+from inkling_rocm.engine.prefix_cache.tiers import Tiers
 from inkling_rocm.engine.prefix_cache.tree import Node, PrefixTree
 from inkling_rocm.engine.rings import ConvRings
 from inkling_rocm.engine.sequence import Sequence
@@ -26,6 +27,8 @@ from inkling_rocm.engine.sequence import Sequence
 # Boundaries of a decoding sequence are at least this far apart, and a forward is cut in two for a
 # boundary where prompts part only if that is this far behind the nearest one before it.
 LEAST_TOKENS = 16
+# Boundaries to look for in the tiers when entries turn out to be lost.
+LOAD_ATTEMPTS = 3
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,12 +58,16 @@ class PrefixCache:
 
     Args:
         lookahead: tokens after a position that its state depends on (draft blocks).
+
+    Attributes:
+        tiers: where what is given up goes, and may come back from; None = nowhere.
     """
 
     def __init__(self, pools: tuple[PagePool, ...], rings: ConvRings, *, lookahead: int = 0):
         self.pools = pools
         self.rings = rings
         self.tree = PrefixTree(pools, lookahead=lookahead)
+        self.tiers: Tiers | None = None
         self.page_size = self.tree.page_size
         self.free_snapshots = list(rings.snapshot_slots)
         self.captures: list[Capture] = []  # started and not yet published
@@ -84,6 +91,8 @@ class PrefixCache:
             return
         self._lookups += 1
         most = min(len(sequence.tokens) - 1, self._needless(sequence)) - self.tree.lookahead
+        if self.tiers is not None:
+            self._load(self.tiers, sequence.tokens, most)
         boundary, common = self.tree.match(sequence.tokens, most)
         position = boundary.depth * self.page_size
         if common.depth * self.page_size - position >= self._interval:
@@ -196,7 +205,7 @@ class PrefixCache:
             if capture.running:
                 self._last[sequence] = node
         if last is not None and last.snapshot and not last.used:
-            self._evict(last)
+            self._evict(last, save=False)
 
     def _publish_passed(self, sequence: Sequence, before: int) -> None:
         """Make the boundary reusable that the settled tokens of a sequence have passed since they
@@ -236,7 +245,18 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget everything that could be reused."""
         while self.tree.boundaries:
-            self._evict(next(iter(self.tree.boundaries)))
+            self._evict(next(iter(self.tree.boundaries)), save=False)
+
+    def save(self) -> None:
+        """Give everything to the tiers."""
+        if self.tiers is not None:
+            while self.tree.boundaries:
+                self._evict(next(iter(self.tree.boundaries)))
+
+    def prefetch(self, sequence: Sequence) -> None:
+        """A sequence waits to begin: read from the disk what it may need."""
+        if self.tiers is not None and self._needless(sequence):
+            self.tiers.prefetch(sequence.tokens)
 
     def stats(self) -> CacheStats | None:
         """The counts as they are now; None where nothing can be kept."""
@@ -250,6 +270,7 @@ class PrefixCache:
             boundaries=len(self.tree.boundaries),
             pages={pool.name: pool.cached for pool in self.pools},
             snapshots=self._snapshots,
+            tiers=None if self.tiers is None else self.tiers.stats(),
         )
 
     def _hold(self, capture: Capture) -> None:
@@ -311,8 +332,31 @@ class PrefixCache:
                 self._evictions[pool.name] += 1
                 self._evict(self.tree.victim(number))
 
-    def _evict(self, node: Node) -> None:
-        self.free_snapshots.append(self.tree.remove(node))
+    def _evict(self, node: Node, *, save: bool = True) -> None:
+        """Give up a boundary, to the tiers if there are any."""
+        if save and self.tiers is not None:
+            self.tiers.save_snapshot(node)
+            snapshot = self.tree.remove(node, self.tiers.save_page)
+        else:
+            snapshot = self.tree.remove(node)
+        self.free_snapshots.append(snapshot)
+
+    def _load(self, tiers: Tiers, tokens: Rows[int], most: int) -> None:
+        """Bring the longest prefix to the device that tiers and tree have together, if that is
+        longer than what the tree has."""
+        if tiers.find(tokens, most) is None:
+            return
+        snapshot = self._take_snapshot()  # it may cost the tree what was found
+        for _ in range(LOAD_ATTEMPTS):
+            found = tiers.find(tokens, most)
+            if not snapshot or found is None:
+                break
+            node = tiers.load(found, tokens, snapshot)
+            if node is not None and node.snapshot == snapshot:
+                return
+            most = found.position - 1
+        if snapshot:
+            self.free_snapshots.append(snapshot)
 
     def _drop(self, capture: Capture) -> None:
         for pool, (_, pages) in zip(self.pools, capture.pages, strict=False):

@@ -12,7 +12,7 @@ they are part of the key of a page.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from inkling_rocm.engine.pages import PagePool
 
@@ -22,18 +22,21 @@ class Node:
 
     Attributes:
         depth: pages from the root to here. pages: one for each pool; 0 where none is held (of a
-            window pool, where no boundary needs it).
+            window pool, where no boundary needs it). digest: of the tokens up to here, once known.
         users: boundaries whose window covers this page. snapshot: the ring slot that makes this a
             boundary, else 0. used: a sequence has started from the boundary.
     """
 
-    __slots__ = ("children", "depth", "key", "pages", "parent", "snapshot", "used", "users")
+    __slots__ = (
+        "children", "depth", "digest", "key", "pages", "parent", "snapshot", "used", "users",
+    )  # fmt: skip
 
     def __init__(self, key: tuple[int, ...], parent: Node | None, pools: int):
         self.key = key
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[tuple[int, ...], Node] = {}
+        self.digest: bytes | None = None
         self.pages = [0] * pools
         self.users = 0
         self.snapshot = 0
@@ -146,9 +149,10 @@ class PrefixTree:
                     self._put(user, number, page)
         return node
 
-    def remove(self, node: Node) -> int:
+    def remove(self, node: Node, save: Callable[[Node, int], None] | None = None) -> int:
         """Make a node no boundary any more, and let go of what no other boundary needs.
 
+        Args:    save: called with node and pool number before a page goes.
         Returns: the snapshot's slot.
         """
         snapshot, node.snapshot, node.used = node.snapshot, 0, False
@@ -159,10 +163,10 @@ class PrefixTree:
             for user in self.path(node, self.first_page(pool, node.depth * self.page_size)):
                 user.users -= 1
                 if not user.users:
-                    self._drop(user, number)
+                    self._drop(user, number, save)
         while node.parent is not None and not node.children and not node.snapshot:
             for number in range(len(self.pools)):
-                self._drop(node, number)
+                self._drop(node, number, save)
             parent, node.parent = node.parent, None
             del parent.children[node.key]
             node = parent
@@ -188,7 +192,9 @@ class PrefixTree:
         node.pages[number] = page
         self.pools[number].hold((page,))
 
-    def _drop(self, node: Node, number: int) -> None:
+    def _drop(self, node: Node, number: int, save: Callable[[Node, int], None] | None) -> None:
         if node.pages[number]:
+            if save is not None:
+                save(node, number)
             self.pools[number].let_go((node.pages[number],))
             node.pages[number] = 0

@@ -9,6 +9,9 @@ import pytest
 
 from inkling_rocm.engine import SamplingParams
 from inkling_rocm.engine.prefix_cache.checks import check_books
+from inkling_rocm.engine.prefix_cache.disk_store import DiskStore
+from inkling_rocm.engine.prefix_cache.store import HostStore
+from inkling_rocm.engine.prefix_cache.tiers import Tiers
 from tests.engine import history_model
 from tests.engine.history_model import add_request, assert_empty, history_core, reference_tokens
 
@@ -133,4 +136,40 @@ def test_outputs_are_those_without_a_cache(short, mode, count, monkeypatch):
     core = history_core(**args, chunked_prefill_size=33)
     seen = run_sessions(core, count, seed=5)
     assert all(seen[what] for what in expected), seen
+    assert_empty(core)
+
+
+def with_tiers(core, folder, *, host_bytes, disk_bytes=0):
+    """Give a core's prefix cache a host tier, and a disk tier if that has bytes."""
+    fingerprint = bytes(32)
+    disk = DiskStore(folder, disk_bytes, fingerprint) if disk_bytes else None
+    cache = core.scheduler.cache
+    store = HostStore(host_bytes, disk, block_bytes=4096)
+    cache.tiers = Tiers(store, cache.tree, cache.rings, fingerprint)
+    return store
+
+
+@pytest.mark.parametrize("mode", [None, (1, 2, 4, 8)], ids=["plain", "ahead"])
+@pytest.mark.parametrize(
+    "count", [20, pytest.param(1000, marks=pytest.mark.full)], ids=["few", "many"]
+)
+@pytest.mark.parametrize("disk_bytes", [0, 400_000], ids=["host", "disk"])
+def test_outputs_with_tiers_are_those_without_a_cache(
+    disk_bytes, mode, count, monkeypatch, tmp_path
+):
+    """Little room everywhere: entries move between all tiers and fall out of the last."""
+    monkeypatch.setattr(history_model, "BUCKETS", mode)
+    core = history_core(
+        page_size=16, max_total_tokens=304, prefix_snapshots=9, window_pages=10,
+        chunked_prefill_size=33,
+    )  # fmt: skip
+    host_bytes = 40 * 4096 if disk_bytes else 120 * 4096
+    store = with_tiers(core, tmp_path, host_bytes=host_bytes, disk_bytes=disk_bytes)
+    seen = run_sessions(core, count, seed=7)
+    tiers = core.scheduler.cache.stats().tiers
+    print(seen, tiers)
+    store.flush()
+    store.close()
+    assert tiers.loads > 0
+    assert tiers.host.evictions > 0
     assert_empty(core)
