@@ -45,6 +45,17 @@ PrefixSnapshots = Annotated[
     int | None,
     typer.Option(help="Prefixes kept for reuse; default: 4 for each of --max-running-requests."),
 ]
+EnableHierarchicalCache = Annotated[
+    bool, typer.Option(help="Keep in host memory what the prefix cache gives up.")
+]
+HicacheSize = Annotated[
+    float | None, typer.Option(help="GB of host memory for it; default: twice the device's.")
+]
+HicacheStorageBackend = Annotated[
+    str | None, typer.Option(help="file: a third tier on disk, in --hicache-storage-dir.")
+]
+HicacheStorageDir = Annotated[str | None, typer.Option(help="Its folder.")]
+HicacheStorageSize = Annotated[float, typer.Option(help="GB it may take.")]
 DisableOverlapSchedule = Annotated[
     bool, typer.Option(help="Wait for a step's tokens before scheduling the next.")
 ]

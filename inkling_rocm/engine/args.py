@@ -39,6 +39,10 @@ class EngineArgs:
         disable_radix_cache: compute every prompt whole, see docs/prefix_cache.md.
         prefix_snapshots: prefixes that can be kept for reuse; None = four for each of
             max_running_requests, as far as an eighth of the memory for pools and rings goes.
+        enable_hierarchical_cache: put what the prefix cache gives up into host memory and bring it
+            back when it is wanted. hicache_size: GB of it; None = twice what the device holds.
+        hicache_storage_backend: "file" = a third tier in the folder hicache_storage_dir, of at most
+            hicache_storage_size GB.
         disable_overlap_schedule: wait for the tokens of a step before the next one is scheduled.
         speculative_algorithm: "EAGLE" drafts with the checkpoint's own blocks, "DFLASH" with a
             draft model of its own that fills a block in one forward; None = one token a forward.
@@ -87,6 +91,11 @@ class EngineArgs:
     cuda_graph_bs: tuple[int, ...] | None = None
     disable_radix_cache: bool = False
     prefix_snapshots: int | None = None
+    enable_hierarchical_cache: bool = False
+    hicache_size: float | None = None
+    hicache_storage_backend: str | None = None
+    hicache_storage_dir: str | None = None
+    hicache_storage_size: float = 100.0
     disable_overlap_schedule: bool = False
     speculative_algorithm: str | None = None
     speculative_draft_model_path: str | None = None
@@ -135,10 +144,7 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: wanted at least 1")
-        if self.disable_radix_cache and self.prefix_snapshots is not None:
-            raise ValueError(
-                f"prefix_snapshots {self.prefix_snapshots}: leave it out with disable_radix_cache"
-            )
+        check_prefix_cache(self)
         if self.max_queued_requests < 0:
             raise ValueError(f"max_queued_requests {self.max_queued_requests}: wanted at least 0")
         if self.tp_size < 1 or (self.rank_slice is not None and self.rank_slice < 1):
@@ -174,3 +180,34 @@ class EngineArgs:
     def ranks(self) -> int:
         """Ranks that the weights are cut for."""
         return self.rank_slice or self.tp_size
+
+
+def check_prefix_cache(args: EngineArgs) -> None:
+    """Raises: ValueError: arguments of the prefix cache and its tiers that exclude each other."""
+    if args.disable_radix_cache:
+        for name in ("prefix_snapshots", "enable_hierarchical_cache"):
+            if value := getattr(args, name):
+                raise ValueError(f"{name} {value}: leave it out with disable_radix_cache")
+    if not args.enable_hierarchical_cache:
+        for name in ("hicache_size", "hicache_storage_backend", "hicache_storage_dir"):
+            if (value := getattr(args, name)) is not None:
+                raise ValueError(f"{name} {value!r}: wanted only with enable_hierarchical_cache")
+        return
+    if args.ranks > 1:
+        raise ValueError(
+            f"enable_hierarchical_cache: {args.ranks} ranks would have to agree on every entry, "
+            "which is not built; leave out tp_size, or the tiers"
+        )
+    if args.hicache_storage_backend not in (None, "file"):
+        raise ValueError(
+            f'hicache_storage_backend {args.hicache_storage_backend!r}: only "file" is built in'
+        )
+    if (args.hicache_storage_backend is None) != (args.hicache_storage_dir is None):
+        raise ValueError(
+            f"hicache_storage_backend {args.hicache_storage_backend!r} and hicache_storage_dir "
+            f"{args.hicache_storage_dir!r}: wanted both or neither"
+        )
+    for name in ("hicache_size", "hicache_storage_size"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} {value}: wanted more than 0 GB")

@@ -25,6 +25,7 @@ from inkling_rocm.engine.executor import Executor
 from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.load import EngineParts, check_ranks, load_parts
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats, NoMetrics
+from inkling_rocm.engine.prefix_cache.open_tiers import open_tiers
 from inkling_rocm.engine.request import RequestError, SamplingParams
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request
@@ -101,6 +102,7 @@ class Engine:
         try:
             self._loop()
         finally:
+            self._core.scheduler.cache.close()
             self._end_ranks()
 
     def _rank_lost(self, reason: str) -> None:
@@ -142,6 +144,7 @@ class Engine:
             depths=plan.draft_depths,
             most_drafts=plan.most_drafts,
         )
+        open_tiers(scheduler.cache, parts, args)
         speculation = None
         if plan.most_drafts:
             adaptive = None
@@ -395,6 +398,7 @@ class Engine:
                     commands.pop(0)()
                 if closing:
                     core.abort_all()
+                    core.scheduler.cache.save()
                     return
                 if not core.idle:
                     core.step()

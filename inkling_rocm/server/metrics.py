@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from inkling_rocm.engine import Engine
 from inkling_rocm.engine.metrics import EngineStats, SpeculationSnapshot
 from inkling_rocm.engine.prefix_cache import CacheStats
+from inkling_rocm.engine.prefix_cache.stats import TiersStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -162,6 +163,37 @@ def _prefix_cache(stats: CacheStats) -> Iterator[Metric]:
     for short, count in stats.evictions.items():
         evictions.add_metric([short], count)
     yield evictions
+    if stats.tiers is not None:
+        yield from _tiers(stats.tiers)
+
+
+def _tiers(stats: TiersStats) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "inkling_prefix_cache_loads", "Prefixes brought back from the tiers.", value=stats.loads
+    )
+    yield CounterMetricFamily(
+        "inkling_prefix_cache_failed_loads",
+        "Prefixes of which a part was lost after all.",
+        value=stats.failed_loads,
+    )
+    tiers = {"host": stats.host} | ({} if stats.disk is None else {"disk": stats.disk})
+    for field, text in (("bytes", "Bytes held"), ("entries", "Pages and snapshots held")):
+        gauge = GaugeMetricFamily(f"inkling_prefix_tier_{field}", f"{text}.", labels=["tier"])
+        for name, tier in tiers.items():
+            gauge.add_metric([name], getattr(tier, field))
+        yield gauge
+    for field, text in (
+        ("hits", "Pages and snapshots found"),
+        ("misses", "Pages and snapshots asked for and not found"),
+        ("evictions", "Pages and snapshots given up for room"),
+        ("dropped", "Pages and snapshots that were not kept"),
+        ("corrupt", "Damaged or foreign files, which were removed"),
+        ("errors", "Reads and writes that failed"),
+    ):
+        counter = CounterMetricFamily(f"inkling_prefix_tier_{field}", f"{text}.", labels=["tier"])
+        for name, tier in tiers.items():
+            counter.add_metric([name], getattr(tier, field))
+        yield counter
 
 
 def _speculation(stats: SpeculationSnapshot) -> Iterator[Metric]:

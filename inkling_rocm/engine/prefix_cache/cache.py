@@ -253,6 +253,11 @@ class PrefixCache:
             while self.tree.boundaries:
                 self._evict(next(iter(self.tree.boundaries)))
 
+    def close(self) -> None:
+        """End the tiers; what they hold is written to the disk first."""
+        if self.tiers is not None:
+            self.tiers.store.close()
+
     def prefetch(self, sequence: Sequence) -> None:
         """A sequence waits to begin: read from the disk what it may need."""
         if self.tiers is not None and self._needless(sequence):

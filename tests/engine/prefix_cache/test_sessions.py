@@ -165,9 +165,8 @@ def test_outputs_with_tiers_are_those_without_a_cache(
     )  # fmt: skip
     host_bytes = 40 * 4096 if disk_bytes else 120 * 4096
     store = with_tiers(core, tmp_path, host_bytes=host_bytes, disk_bytes=disk_bytes)
-    seen = run_sessions(core, count, seed=7)
+    run_sessions(core, count, seed=7)
     tiers = core.scheduler.cache.stats().tiers
-    print(seen, tiers)
     store.flush()
     store.close()
     assert tiers.loads > 0
