@@ -59,17 +59,15 @@ class Window:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
-def runtime_calls(events: Sequence) -> Counter[str]:
+def runtime_calls(events: Sequence[tuple[str, int]]) -> Counter[str]:
     """Calls of the runtime between the first and the last mark, by name.
 
-    Args:   events: torch.profiler's; those with the name MARK are the ends of rounds.
+    Args:   events: (name, start); those with the name MARK are the ends of rounds.
     """
-    marks = [event.time_range.start for event in events if event.name == MARK]
+    marks = [start for name, start in events if name == MARK]
     first, last = min(marks), max(marks)
     return Counter(
-        event.name
-        for event in events
-        if event.name.startswith(("cuda", "hip")) and first < event.time_range.start < last
+        name for name, start in events if name.startswith(("cuda", "hip")) and first < start < last
     )
 
 
@@ -133,7 +131,9 @@ class RoundWatch(NoMetrics):
         if window.rounds == self._wanted:
             if prof is not None:
                 prof.stop()
-                window.calls = runtime_calls(prof.events())
+                # Not prof.events(), which takes seconds to build its tree.
+                found = prof.profiler.kineto_results.events()
+                window.calls = runtime_calls([(event.name(), event.start_ns()) for event in found])
             self.done.set()
 
     def window(self) -> Window:

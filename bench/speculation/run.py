@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from bench.speculation.rounds import (
 )
 from inkling_rocm.bench.rows import machine
 from inkling_rocm.engine import Engine, EngineArgs, SamplingParams
-from inkling_rocm.engine.load import choose_device
+from inkling_rocm.engine.load import EngineParts, load_parts
 
 # --tiny: Inkling-Small's config with these values.
 TINY = {
@@ -173,18 +174,39 @@ def describe(options: argparse.Namespace, steps: int) -> dict:
     }
 
 
-def measure_rounds(
-    args: EngineArgs, way: str, options: argparse.Namespace, rows: Rows, wanted: list[int] | None
-) -> tuple[list[int], str]:
-    """Rows of op "round" for one way to run.
+def parts_for(parts: EngineParts, steps: int) -> EngineParts:
+    """The same weights with fewer draft blocks; each block is prepared for its place once."""
+    assert parts.drafts is not None
+    if not steps:
+        return replace(parts, drafts=None)
+    drafts = copy(parts.drafts)
+    drafts.depths = steps
+    drafts._weights, drafts._layers = drafts._weights[:steps], drafts._layers[:steps]
+    return replace(parts, drafts=drafts)
 
-    Returns: the greedy output, and the gate's outcome against `wanted`.
+
+def way_of(engine: Engine) -> str:
+    """How its rounds run."""
+    return "launched" if engine._core.executor.decode is None else "one graph"
+
+
+def measure_rounds(
+    parts: EngineParts,
+    args: EngineArgs,
+    options: argparse.Namespace,
+    rows: Rows,
+    wanted: list[int] | None,
+) -> tuple[list[int], str, str]:
+    """Rows of op "round" for one engine.
+
+    Returns: the greedy output, the gate's outcome against `wanted`, and how rounds were run.
     """
     steps = args.speculative_num_steps or 0
     watch = RoundWatch(plain=not steps)
-    with Engine(args, metrics=watch) as engine:
+    with Engine(args, metrics=watch, parts=parts_for(parts, steps)) as engine:
         found = greedy(engine, options.prompt)
         outcome = gate(found, found if wanted is None else wanted)
+        way = way_of(engine)
         for batch in options.batches:
             common = {"batch": batch, "prompt_len": options.prompt, "steps": steps, "skip": SKIP}
             timed = run_rounds(engine, watch, **common, rounds=options.rounds)
@@ -198,16 +220,16 @@ def measure_rounds(
                 **round_numbers(timed, batch),
                 **waits(profiled),
             )
-    return found, outcome
+    return found, outcome, way
 
 
 def measure_acceptance(
-    args: EngineArgs, options: argparse.Namespace, rows: Rows, outcome: str
+    parts: EngineParts, args: EngineArgs, options: argparse.Namespace, rows: Rows, outcome: str
 ) -> None:
     """Rows of op "acceptance"."""
     steps = args.speculative_num_steps or 0
-    watch = RoundWatch()
-    with Engine(replace(args, speculative_simulate_acceptance=0.0), metrics=watch) as engine:
+    watch, args = RoundWatch(), replace(args, speculative_simulate_acceptance=0.0)
+    with Engine(args, metrics=watch, parts=parts_for(parts, steps)) as engine:
         for probability in options.acceptances:
             engine._core.executor.speculation.simulated.fill_(probability)
             for batch in options.batches:
@@ -232,21 +254,19 @@ def measure_acceptance(
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    device = choose_device(options.device)
-    with profile():  # its library wants to be set up by the main thread
-        of = machine(device)
+    with profile():
+        pass  # its library wants to be set up by the main thread
+    parts = load_parts(engine_args(options, max(options.steps)))
+    of = machine(parts.device)
     rows = Rows(str(options.out), device=of["device"], arch=of["arch"])
-    ways = {"launched": {"disable_cuda_graph": True}}
-    if device.type != "cpu":
-        ways = {"one graph": {}, **ways}
-    first, *others = ways
-    wanted, _ = measure_rounds(engine_args(options, 0), first, options, rows, None)
+    wanted, _, _ = measure_rounds(parts, engine_args(options, 0), options, rows, None)
     for steps in options.steps:
         args = engine_args(options, steps)
-        _, outcome = measure_rounds(replace(args, **ways[first]), first, options, rows, wanted)
-        for way in others:
-            measure_rounds(replace(args, **ways[way]), way, options, rows, wanted)
-        measure_acceptance(args, options, rows, outcome)
+        _, outcome, way = measure_rounds(parts, args, options, rows, wanted)
+        if way != "launched":
+            launched = replace(args, disable_cuda_graph=True)
+            measure_rounds(parts, launched, options, rows, wanted)
+        measure_acceptance(parts, args, options, rows, outcome)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,17 @@ from bench.speculation.rounds import MARK, RoundWatch, runtime_calls
 from bench.speculation.run import gate, main, waits
 
 
-def event(name, start):
-    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start))
-
-
 def test_calls_between_the_marks_are_counted():
     events = [
-        event("cudaStreamSynchronize", 0),  # starting the profiler
-        event(MARK, 1),
-        event("cudaGraphLaunch", 2),
-        event("aten::add", 2),
-        event("cudaEventSynchronize", 3),
-        event(MARK, 4),
-        event("hipMemcpy", 5),
-        event(MARK, 6),
-        event("cudaDeviceSynchronize", 7),  # stopping it
+        ("cudaStreamSynchronize", 0),  # starting the profiler
+        (MARK, 1),
+        ("cudaGraphLaunch", 2),
+        ("aten::add", 2),
+        ("cudaEventSynchronize", 3),
+        (MARK, 4),
+        ("hipMemcpy", 5),
+        (MARK, 6),
+        ("cudaDeviceSynchronize", 7),  # stopping it
     ]
     calls = runtime_calls(events)
     assert calls == {"cudaGraphLaunch": 1, "cudaEventSynchronize": 1, "hipMemcpy": 1}
