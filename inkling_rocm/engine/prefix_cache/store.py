@@ -236,8 +236,7 @@ class HostStore:
 
     def _copied(self, device: torch.device) -> None:
         if device.type == "cuda":
-            self._last_copy = torch.cuda.Event()
-            self._last_copy.record()
+            self._last_copy = torch.cuda.current_stream(device).record_event()
 
     def _wait_for_copies(self) -> None:
         last = self._last_copy
