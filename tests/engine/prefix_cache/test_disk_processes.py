@@ -16,7 +16,7 @@ from inkling_rocm.engine.prefix_cache.disk_store import ASIDE, DiskStore
 from tests.engine.prefix_cache.entries import FINGERPRINT, key_of, same_bits
 from tests.engine.prefix_cache.writer_process import CONTENTS, PLENTY, content_of
 
-LONGEST_LIFE_S = 0.05
+MOST_AWAITED, LONGEST_WAIT_S = 4, 0.02
 ROUND = 1000  # entries of one process are numbered from a multiple of this
 
 
@@ -50,14 +50,15 @@ def end(process, pid: int) -> list[int]:
 
 
 def lives_of(process, folder: Path, kills: int, mode: str) -> tuple[list[list[int]], int]:
-    """What each of several processes stored before it was killed at a random time, and how many
-    unfinished files the kills left."""
+    """What each of several processes stored before it was killed, a random time after a random
+    number of entries, and how many unfinished files the kills left."""
     rng = random.Random(kills)
     lives, unfinished = [], set()
     for turn in range(kills):
         pid = begin(process, folder, turn * ROUND, mode)
-        time.sleep(rng.uniform(0, LONGEST_LIFE_S))
-        lives.append(end(process, pid))
+        stored = [int(process.stdout.readline()) for _ in range(rng.randrange(MOST_AWAITED))]
+        time.sleep(rng.uniform(0, LONGEST_WAIT_S))
+        lives.append(stored + end(process, pid))
         unfinished |= {file.name for file in folder.glob(f"*{ASIDE}")}
     return lives, len(unfinished)
 
