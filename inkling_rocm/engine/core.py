@@ -190,6 +190,7 @@ class EngineCore:
         flight.captures = self.scheduler.cache.started()
         for sequence, tokens in batch:
             start = sequence.computed
+            sequence.forked = False
             # Of drafts it is not known yet how many count.
             sequence.computed += tokens if sequence.remaining > 1 else 1
             if start < sequence.prompt_len:

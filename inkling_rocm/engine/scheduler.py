@@ -102,13 +102,14 @@ class Scheduler:
                 self._requeue(sequence)
 
     def fork(self, parent: Sequence) -> None:
-        """Start the siblings of a sequence whose prompt has just been computed. Their tokens may
-        already hold their first sampled one."""
-        length, settled = parent.computed, parent.settled
+        """Start the siblings of a sequence whose prompt has just been computed. Their tokens hold
+        their first sampled one already."""
+        length = parent.computed
         for child in parent.siblings:
             if child.finished:
                 continue
             child.cached_tokens = parent.cached_tokens
+            settled = max(length - child.depths, 0)  # draft blocks have read the parent's token
             if self._can_fork(length, settled):
                 child.slot = self.rings.take()
                 # Running from here on: a copy that fails (out of memory) must not lose the slot.
@@ -116,7 +117,7 @@ class Scheduler:
                 self.rings.fork(parent.slot, child.slot)
                 for pool in self.pools:
                     pool.fork(parent.slot, child.slot, length, settled)
-                child.computed = length
+                child.computed, child.forked = length, True
             else:
                 insort(self.preempted, child, key=_by_order)
         parent.siblings = []
@@ -240,4 +241,5 @@ class Scheduler:
             pool.release(sequence.slot)
         self.rings.give_back(sequence.slot)
         sequence.slot = sequence.computed = sequence.drafts = 0
+        sequence.forked = False
         self.running.remove(sequence)

@@ -61,6 +61,7 @@ class Sequence:
             pools, or will once the steps that were started have run.
         slot: sequence slot while running, else 0.
         depths: draft blocks that run behind the model. drafts: tokens that were drafted for it.
+        forked: its state is a copy of another continuation's and no step has run since.
         cached_tokens: tokens that were not computed because the prefix cache had them, when the
             sequence first began to run; None before.
         siblings: continuations that start from this one's prompt once it is computed.
@@ -79,6 +80,7 @@ class Sequence:
         self.slot = 0
         self.depths = 0
         self.drafts = 0
+        self.forked = False
         self.cached_tokens: int | None = None
         self.siblings: list[Sequence] = []
         self.finished: FinishReason | None = None
@@ -123,8 +125,10 @@ class Sequence:
     @property
     def settled(self) -> int:
         """Positions below this have final state in every layer. Depth m of the draft blocks reads
-        at position p the token at p + m + 1, so it is final once that token is known."""
-        return max(min(self.computed, len(self.tokens) - self.depths), 0)
+        at position p the token at p + m + 1, so it is final once that token is known. After a fork
+        what was computed has read the last token of the other continuation."""
+        known = len(self.tokens) - self.forked
+        return max(min(self.computed, known - self.depths), 0)
 
     @property
     def most_drafts(self) -> int:

@@ -123,8 +123,9 @@ def test_logprobs_are_those_of_the_tokens():
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
-def worst_draft_error(steps, truth, **args) -> float:
-    """Largest difference between the logits drafts were drawn from and those of a fresh run."""
+def worst_draft_error(steps, truth, temperature=0.0, **args) -> float:
+    """Largest difference between the logits drafts were drawn from and those of a fresh run; at a
+    temperature the continuations of a prompt part."""
     worst = [0.0]
     with tiny_engine(
         CONFIG, speculative_num_steps=steps, speculative_use_rejection_sampling=True, **args
@@ -149,7 +150,9 @@ def worst_draft_error(steps, truth, **args) -> float:
         handles = [
             engine.submit(
                 prompt_of(rng.randint(1, 40), i),
-                SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True, n=1 + i % 2),
+                SamplingParams(
+                    temperature=temperature, max_new_tokens=12, ignore_eos=True, n=1 + i % 2, seed=i
+                ),
             )
             for i in range(5)
         ]
@@ -170,6 +173,12 @@ CASES = {
 @pytest.mark.parametrize("steps", [1, 2, 8])
 def test_draft_logits_of_every_depth_are_those_of_a_fresh_run(steps, case):
     assert worst_draft_error(steps, **CASES[case]) < 1e-3
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_draft_logits_of_continuations_that_part(steps):
+    """The deepest block has read the first token of one of them before the others start."""
+    assert worst_draft_error(steps, 0.5, temperature=1.0, page_size=1) < 1e-3
 
 
 @pytest.mark.parametrize("case", ["rejections", "chunk borders"])
