@@ -60,18 +60,18 @@ def check_speculative(args: EngineArgs) -> None:
             f"speculative_eagle_topk {args.speculative_eagle_topk}: drafts are a chain, not a "
             "tree; leave it out or give 1"
         )
-    if tokens is not None and tokens != 1 + (tokens - 1 if steps is None else steps):
+    if tokens is not None and tokens < 2:
+        raise ValueError(f"speculative_num_draft_tokens {tokens}: wanted at least 2")
+    if tokens is not None and steps is not None and tokens != steps + 1:
         raise ValueError(
             f"speculative_num_draft_tokens {tokens}: a chain of {steps} steps gives {steps} drafts "
-            f"and one more token; leave it out or give {steps + 1 if steps else ''}"
+            f"and one more token; leave it out or give {steps + 1}"
         )
     simulated = args.speculative_simulate_acceptance
     if simulated is not None and not 0 <= simulated <= 1:
         raise ValueError(
             f"speculative_simulate_acceptance {simulated}: wanted a probability, 0 to 1"
         )
-    if tokens is not None and tokens < 2:
-        raise ValueError(f"speculative_num_draft_tokens {tokens}: wanted at least 2")
 
 
 def draft_depths(args: EngineArgs, config: InklingConfig) -> int:
