@@ -7,7 +7,8 @@ EVERY rounds of a batch bucket the controller compares the others with the one i
 - surely better (gain - Z errors > MARGIN): settle on it. Noise does not move it, so it does not
   oscillate between step counts that are equally good;
 - perhaps better (gain + Z errors > MARGIN): run it for PROBE rounds to know more. What has not
-  been run for long becomes uncertain again, so a change is found out;
+  been run for long becomes uncertain again, so a change is found out. The wait between probes
+  grows while they change nothing, and is short again after a change;
 - otherwise: leave it.
 
 Given the same calls it does the same. Which steps it chooses changes speed, never tokens.
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 EVERY = 16  # timed rounds between two decisions
 PROBE = 2  # rounds; the first verifies what was drafted before it, so its time is of neither
+LONGEST_WAIT = 128  # timed rounds between two probes
+GROWTH = 1.25  # of the wait, by every probe of what was measured before
+CHANGE = 0.15  # of the estimated tokens per second, relative, after which probes come faster again
 MARGIN = 0.02  # relative gain in tokens per second that is worth a change
 Z = 2.0  # standard errors that make it sure
 
@@ -41,13 +45,17 @@ Z = 2.0  # standard errors that make it sure
 class _Bucket:
     """Attributes:
     settled: steps of ordinary rounds. probe: of the next `probes` rounds.
-    rounds: that were timed.
+    rounds: that were timed. wait: of them, before the next probe at `next_probe`.
+    speed: log tokens per second when the wait was short last.
     """
 
     settled: int
     probe: int = 0
     probes: int = 0
     rounds: int = 0
+    wait: float = EVERY
+    next_probe: float = 0
+    speed: float = -math.inf
 
 
 class AdaptiveSteps:
@@ -118,6 +126,8 @@ class AdaptiveSteps:
         return self._buckets[bucket]
 
     def _decide(self, bucket: int, state: _Bucket) -> None:
+        if not self.cost.measured(bucket, state.settled):
+            return
         rates_N, variances_N = self.acceptance.rates()
         seconds_S, cost_errors_S = self.cost.of_bucket(bucket)
         speed_S = np.log(expected_tokens(rates_N) / seconds_S)
@@ -133,10 +143,15 @@ class AdaptiveSteps:
         sure_S, perhaps_S = gains_S - Z * errors_S, gains_S + Z * errors_S
         others = [s for s in range(self.least, self.most + 1) if s != now]
         better = [s for s in others if sure_S[s] > MARGIN and self.cost.measured(bucket, s)]
+        if better or abs(speed_S[now] - state.speed) > CHANGE:
+            state.speed, state.wait, state.next_probe = speed_S[now], EVERY, 0
         if better:
             state.settled = max(better, key=lambda s: gains_S[s])
             logger.info("batches of up to %d: draft steps %d -> %d", bucket, now, state.settled)
             return
         uncertain = [s for s in others if perhaps_S[s] > MARGIN]
-        if uncertain:
+        if uncertain and state.rounds >= state.next_probe:
             state.probe, state.probes = max(uncertain, key=lambda s: perhaps_S[s]), PROBE
+            state.next_probe = state.rounds + state.wait
+            if self.cost.measured(bucket, state.probe):
+                state.wait = min(state.wait * GROWTH, LONGEST_WAIT)

@@ -1,8 +1,9 @@
 """What a round costs, by batch bucket and draft steps, from rounds that were timed.
 
-Where a (bucket, steps) was run lately, its cost is a running median. Elsewhere it is estimated: a
-bilinear fit over all medians, scaled to those of the bucket, and kept between what fewer and more
-rows or steps were seen to cost.
+Where a (bucket, steps) was run, its cost is a running median. Between two step counts of a bucket
+it is interpolated. Where one alone was run, the others are taken to cost the least that is
+possible, so that they are tried: what another batch size costs says too little, because verifying a
+small batch reads weights, a large one computes.
 """
 
 from __future__ import annotations
@@ -76,43 +77,34 @@ class RoundCost:
         return len(self._cells.get((bucket, steps), ())) >= ENOUGH
 
     def of_bucket(self, bucket: int) -> tuple[NDArray, NDArray]:
-        """Returns: seconds [most + 1] by steps from 0 on, and their relative standard errors. At
-        least one round must have been booked, of whatever bucket."""
-        seconds_S, errors_S = self._estimate(bucket), np.full(self.most + 1, UNMEASURED_ERROR)
-        now = self._rounds.get(bucket, 0)
-        measured = [n for n in range(self.most + 1) if self.measured(bucket, n)]
+        """Of a bucket where something is measured.
+
+        Returns: seconds [most + 1] by steps from 0 on, and their relative standard errors.
+        """
+        known = [n for n in range(self.most + 1) if self.measured(bucket, n)]
+        cells = [self._cells[bucket, n] for n in known]
         # Of few samples the spread is often far too small: that of the noisiest counts for all.
-        spread = max((self._cells[bucket, n].spread for n in measured), default=0.0)
-        for steps in measured:
-            cell = self._cells[bucket, steps]
-            seconds_S[steps], errors_S[steps] = cell.median, cell.error(now, spread)
+        spread = max(cell.spread for cell in cells)
+        seconds_S = _between(known, [cell.median for cell in cells], self.most)
+        errors_S = np.full(self.most + 1, UNMEASURED_ERROR)
+        errors_S[known] = [cell.error(self._rounds[bucket], spread) for cell in cells]
         return seconds_S, errors_S
 
-    def _estimate(self, bucket: int) -> NDArray:
-        """The fit, [most + 1]. Of the solutions that few medians leave, lstsq takes the smallest:
-        with one median the cost is nearly proportional to steps, so fewer look cheap and are
-        tried."""
-        cells = list(self._cells.items())
-        at = np.array([key for key, _ in cells], np.float64)
-        medians = np.array([cell.median for _, cell in cells])
-        fit = np.linalg.lstsq(
-            _terms(at[:, 0], at[:, 1]) / medians[:, None], np.ones(len(cells)), rcond=None
-        )[0]
-        steps_S = np.arange(self.most + 1.0)
-        fitted_S = _terms(np.full(self.most + 1, float(bucket)), steps_S) @ fit
-        own = at[:, 0] == bucket
-        if own.any():
-            there = fitted_S[at[own, 1].astype(np.int64)]
-            if (there > 0).all():
-                fitted_S *= np.median(medians[own] / there)
-        for index, steps in enumerate(steps_S):
-            less = medians[(at[:, 0] <= bucket) & (at[:, 1] <= steps)]
-            more = medians[(at[:, 0] >= bucket) & (at[:, 1] >= steps)]
-            low = less.max(initial=medians.min() / (self.most + 1))
-            high = max(more.min(initial=np.inf), low)
-            fitted_S[index] = np.clip(fitted_S[index], low, high)
-        return fitted_S
 
-
-def _terms(batch: NDArray, steps: NDArray) -> NDArray:
-    return np.stack([np.ones_like(batch), batch, steps, batch * steps], axis=1)
+def _between(known: Sequence[int], seconds: Sequence[float], most: int) -> NDArray:
+    """Seconds by steps, [most + 1], from those of some, ascending: straight lines between them and
+    beyond the last two; with one alone the least that is possible, proportional to the tokens for
+    fewer steps and no more for more steps."""
+    steps_S = np.arange(most + 1.0)
+    found_S = np.interp(steps_S, known, seconds)
+    if len(known) > 1:
+        for near, next_ in ((0, 1), (-1, -2)):
+            slope = (seconds[next_] - seconds[near]) / (known[next_] - known[near])
+            beyond = steps_S < known[0] if near == 0 else steps_S > known[-1]
+            line_S = seconds[near] + max(slope, 0.0) * (steps_S - known[near])
+            found_S[beyond] = line_S[beyond]
+    fewer = steps_S < known[0]
+    least_S = seconds[0] * (steps_S + 1.0) / (known[0] + 1.0)
+    if len(known) == 1:
+        found_S[fewer] = least_S[fewer]
+    return np.maximum(found_S, np.where(fewer, least_S, 0.0))
