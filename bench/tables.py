@@ -73,6 +73,11 @@ def prefix_tiers() -> str:
     return prefix_cache.tiers(latest(prefix_cache.FILE, *prefix_cache.KEY))
 
 
+def prefix_ttft() -> str:
+    """Time to the first token against what the prefix cache has of the prompt."""
+    return prefix_cache.ttft(latest(prefix_cache.TTFT_FILE, *prefix_cache.TTFT_KEY))
+
+
 def _speculation(table: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: table(latest(speculation.FILE, *speculation.KEY))
 
@@ -90,6 +95,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sampling": _sampling(sampling.sampling),
     "lm_head": _sampling(sampling.lm_head),
     "prefix_tiers": prefix_tiers,
+    "prefix_ttft": prefix_ttft,
     "speculation_rounds": _speculation(speculation.rounds),
     "speculation_acceptance": _speculation(speculation.acceptance),
 }
