@@ -1,6 +1,6 @@
 """Time to the first token against the cached part of the prompt, from result rows.
 
-python -m bench.prefix_cache.plot bench/results/prefix_ttft_2026-11-30.jsonl docs/plots/prefix_ttft.png
+python -m bench.prefix_cache.plot bench/results/prefix_ttft_DATE.jsonl docs/plots/prefix_ttft.png
 """
 
 from __future__ import annotations

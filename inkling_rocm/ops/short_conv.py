@@ -76,34 +76,70 @@ def _plan(meta: BatchMeta, ring: ConvStateView, taps: int) -> ConvPlan:
     return ConvPlan(past, ring_rows, write_from, write_to)
 
 
-def _snapshot(x_TC: Tensor, meta: BatchMeta, ring: ConvStateView, taps: int) -> None:
-    """Copy the inputs P-(W-1) .. P-1 of each row that asks for it to its snapshot slot; to be
-    called before the chunk is stored, which may overwrite the oldest of them.
+@dataclass(frozen=True)
+class SnapshotPlan:
+    """Where a forward's snapshots come from and go to, for every layer and stream: rows of the
+    chunk, and flat ring rows; int64.
+
+    Attributes:
+        chunk_from, chunk_to: inputs of the chunk. ring_from, ring_to: inputs before it.
+        zero_to: inputs before it that the history does not reach.
+    """
+
+    chunk_from: Tensor
+    chunk_to: Tensor
+    ring_from: Tensor
+    ring_to: Tensor
+    zero_to: Tensor
+
+
+def _plan_snapshots(meta: BatchMeta, ring: ConvStateView, taps: int) -> SnapshotPlan:
+    """The inputs P-(W-1) .. P-1 of each row that asks for them.
 
     Those in the chunk come from it; those before it from the ring, as zeros where the history does
     not reach; those after it are not known yet and are left out, as are tokens without a slot.
     """
     assert ring.snapshot_slot is not None
     assert ring.snapshot_position is not None
-    ring_len = ring.state.shape[1]
+    ring_len, device = ring.state.shape[1], ring.state.device
     q_len = meta.cu_seqlens_q.diff()
     rows = ((ring.snapshot_slot > 0) & (ring.slot > 0) & (q_len > 0)).nonzero()[:, 0]
+    chunk: list[tuple[int, int]] = []
+    past: list[tuple[int, int]] = []
+    zero: list[int] = []
     for row, distance in itertools.product(rows.tolist(), range(1, taps)):
         position = int(ring.snapshot_position[row]) - distance
         token = position - int(meta.q_start[row])
         ring_row = position % ring_len
         if position < 0 or token >= q_len[row] or token <= -taps:
             continue
+        target = int(ring.snapshot_slot[row]) * ring_len + ring_row
         if token >= 0:
             token += int(meta.cu_seqlens_q[row])
-            if ring.token_slot[token] == 0:
-                continue
-            value = x_TC[token]
+            if ring.token_slot[token] != 0:
+                chunk.append((token, target))
         elif -token <= ring.history[row]:
-            value = ring.state[ring.slot[row], ring_row]
+            past.append((int(ring.slot[row]) * ring_len + ring_row, target))
         else:
-            value = torch.zeros_like(x_TC[0])
-        ring.state[ring.snapshot_slot[row], ring_row] = value
+            zero.append(target)
+    chunk_from, chunk_to = torch.tensor(chunk, dtype=torch.int64, device=device).view(-1, 2).T
+    ring_from, ring_to = torch.tensor(past, dtype=torch.int64, device=device).view(-1, 2).T
+    zero_to = torch.tensor(zero, dtype=torch.int64, device=device)
+    return SnapshotPlan(chunk_from, chunk_to, ring_from, ring_to, zero_to)
+
+
+def _snapshot(x_TC: Tensor, meta: BatchMeta, ring: ConvStateView, taps: int) -> None:
+    """Make the snapshots; to be called before the chunk is stored, which may overwrite the oldest
+    of their inputs."""
+    assert ring.snapshot_slot is not None
+    key = ("snapshot", ring.state.shape[1], taps, ring.snapshot_slot.data_ptr())
+    if key not in meta.memo:
+        meta.memo[key] = _plan_snapshots(meta, ring, taps)
+    plan: SnapshotPlan = meta.memo[key]
+    flat_ring = ring.state.view(-1, x_TC.shape[1])
+    flat_ring[plan.ring_to] = flat_ring[plan.ring_from]
+    flat_ring[plan.zero_to] = 0
+    flat_ring[plan.chunk_to] = x_TC[plan.chunk_from]
 
 
 def short_conv(x_TC: Tensor, weight_WC: Tensor, meta: BatchMeta, ring: ConvStateView) -> Tensor:
