@@ -93,8 +93,10 @@ def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
         sizes.set_postfix(tokens=tokens)
         for pool in host.pools:
             pool.extend(slot, tokens)
-        host.prepare(np.array([slot]), np.array([0]), np.array([tokens]))
-        hidden_TH = parts.model.forward(host.input_ids(np.zeros(tokens, np.int64)), host)
+        for snapshot in (0, *host.rings.snapshot_slots[:1]):  # these are kernels of their own
+            kept = np.array([[snapshot, tokens]], np.int32) if snapshot else None
+            host.prepare(np.array([slot]), np.array([0]), np.array([tokens]), snapshots=kept)
+            hidden_TH = parts.model.forward(host.input_ids(np.zeros(tokens, np.int64)), host)
         parts.model.logits(hidden_TH[-1:], host)
     torch.cuda.synchronize(parts.device)
     for pool in host.pools:
