@@ -19,6 +19,7 @@ from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.random import signed64
 from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.kernels.sampling import SamplingEdits, SamplingRows, sample_rows
+from inkling_rocm.kernels.verification import VerifyRows
 
 _FIELDS = (
     ("top_p", np.float64),
@@ -28,6 +29,9 @@ _FIELDS = (
     ("log_min_p", np.float32),
     ("top_k", np.int32),
 )
+_EDIT_FIELDS = (
+    "penalties", "count_row", "cu_extra", "extra_ids", "extra", "allowed", "allowed_row"
+)  # fmt: skip
 
 
 class DeviceSampler:
@@ -72,6 +76,25 @@ class DeviceSampler:
 
     def rows(self, rows: Sequence[SampleRow], slots: Sequence[int]) -> SamplingRows:
         """The parameters of a step on the device."""
+        return self._rows(rows, slots, positions=1, limit=())[0]
+
+    def verify_rows(
+        self, rows: Sequence[SampleRow], slots: Sequence[int], *, positions: int
+    ) -> VerifyRows:
+        """The parameters of a step in which every row has `positions` tokens to be drawn, after as
+        many drafts less one. A grammar masks the first, and its rows accept no draft."""
+        limit = [0 if row.edits.mask is not None else positions - 1 for row in rows]
+        sampling, at_most = self._rows(rows, slots, positions=positions, limit=limit)
+        return VerifyRows(sampling=sampling, limit=at_most)
+
+    def _rows(
+        self,
+        rows: Sequence[SampleRow],
+        slots: Sequence[int],
+        *,
+        positions: int,
+        limit: Sequence[int],
+    ) -> tuple[SamplingRows, Tensor]:
         values: dict[str, list] = {
             "top_p": [r.params.top_p for r in rows],
             "seed": [signed64(r.seed) for r in rows],
@@ -82,13 +105,24 @@ class DeviceSampler:
             ],
             "top_k": [min(r.params.top_k, self.vocabulary) for r in rows],
         }
-        arrays = [np.array(values[name], dtype) for name, dtype in _FIELDS]
-        tensors = dict(zip((name for name, _ in _FIELDS), self._put(arrays), strict=True))
-        return SamplingRows(**tensors, edits=self._edits(rows, slots))
+        arrays = {name: np.repeat(np.array(values[name], dtype), positions)
+                  for name, dtype in _FIELDS}  # fmt: skip
+        arrays["position"] += np.tile(np.arange(positions), len(rows))
+        edits: list[NDArray] = []
+        if any(row.edits.active for row in rows):
+            edits = self._edits(rows, slots, positions)
+        put = self._put([*arrays.values(), np.array(limit, np.int32), *edits])
+        tensors = dict(zip(arrays, put, strict=False))
+        edited = None
+        if edits:
+            names = dict(zip(_EDIT_FIELDS, put[len(arrays) + 1 :], strict=True))
+            edited = SamplingEdits(counts=self.counts, **names)
+        return SamplingRows(**tensors, edits=edited), put[len(arrays)]
 
-    def _edits(self, rows: Sequence[SampleRow], slots: Sequence[int]) -> SamplingEdits | None:
-        if not any(row.edits.active for row in rows):
-            return None
+    def _edits(
+        self, rows: Sequence[SampleRow], slots: Sequence[int], positions: int
+    ) -> list[NDArray]:
+        """SamplingEdits' _EDIT_FIELDS on the host."""
         penalties, count_row, allowed_row = [], [], []
         ids: list[NDArray] = [np.zeros(0, np.int32)]
         extra: list[NDArray] = [np.zeros(0, np.float32)]
@@ -98,47 +132,44 @@ class DeviceSampler:
             p, edits = row.params, row.edits
             penalties.append((p.frequency_penalty, p.presence_penalty, p.repetition_penalty))
             count_row.append(-1 if edits.counts is None else slot)
-            held = edits.stop_ids if edits.holds_back_stop else edits.stop_ids[:0]
-            ids += [edits.bias_ids.astype(np.int32), held.astype(np.int32)]
-            extra += [edits.bias, np.full(len(held), -math.inf, np.float32)]
-            lengths.append(len(edits.bias_ids) + len(held))
+            for j in range(positions):
+                held = edits.stop_ids if edits.holds_back_stop_after(j) else edits.stop_ids[:0]
+                ids += [edits.bias_ids.astype(np.int32), held.astype(np.int32)]
+                extra += [edits.bias, np.full(len(held), -math.inf, np.float32)]
+                lengths.append(len(edits.bias_ids) + len(held))
             allowed = None if edits.mask is None else edits.mask.allowed()
-            allowed_row.append(-1 if allowed is None else len(masks))
+            allowed_row += [-1 if allowed is None else len(masks), *[-1] * (positions - 1)]
             if allowed is not None:
                 masks.append(_packed(allowed, self.vocabulary))
         words = -(-self.vocabulary // 32)
-        tensors = self._put(
-            [
-                np.array(penalties, np.float32),
-                np.array(count_row, np.int32),
-                np.cumsum(lengths).astype(np.int32),
-                np.concatenate(ids),
-                np.concatenate(extra),
-                np.array(masks, np.int32).reshape(-1, words),
-                np.array(allowed_row, np.int32),
-            ]
-        )
-        names = (
-            "penalties", "count_row", "cu_extra", "extra_ids", "extra", "allowed", "allowed_row"
-        )  # fmt: skip
-        return SamplingEdits(counts=self.counts, **dict(zip(names, tensors, strict=True)))
+        return [
+            np.repeat(np.array(penalties, np.float32), positions, axis=0),
+            np.repeat(np.array(count_row, np.int32), positions),
+            np.cumsum(lengths).astype(np.int32),
+            np.concatenate(ids),
+            np.concatenate(extra),
+            np.array(masks, np.int32).reshape(-1, words),
+            np.array(allowed_row, np.int32),
+        ]
 
     def _put(self, arrays: Sequence[NDArray]) -> list[Tensor]:
-        """Arrays to the device in one copy; those of wider items first."""
+        """Arrays to the device in one copy."""
         if self.device.type == "cpu":
             return [torch.from_numpy(a) for a in arrays]
         size = sum(a.nbytes for a in arrays)
         # Pinned memory of torch's cache is not handed out again before the copy has read it.
         staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        flat, at, spans = staged.numpy(), 0, []
-        for a in arrays:
+        flat, at, spans = staged.numpy(), 0, {}
+        # Wide items first: so each array starts at a multiple of its item's size.
+        for i in sorted(range(len(arrays)), key=lambda i: -arrays[i].itemsize):
+            a = arrays[i]
             flat[at : at + a.nbytes] = a.reshape(-1).view(np.uint8)
-            spans.append((at, at + a.nbytes))
+            spans[i] = (at, at + a.nbytes)
             at += a.nbytes
         moved = staged.to(self.device, non_blocking=True)
         return [
-            moved[start:stop].view(torch.from_numpy(a[:0].reshape(-1)).dtype).view(a.shape)
-            for a, (start, stop) in zip(arrays, spans, strict=True)
+            moved[slice(*spans[i])].view(torch.from_numpy(a[:0].reshape(-1)).dtype).view(a.shape)
+            for i, a in enumerate(arrays)
         ]
 
 

@@ -125,7 +125,12 @@ class LogitEdits:
 
     @property
     def holds_back_stop(self) -> bool:
-        return len(self.stop_ids) > 0 and self._generated < self.params.min_new_tokens
+        return self.holds_back_stop_after(0)
+
+    def holds_back_stop_after(self, tokens: int) -> bool:
+        """Whether stop ids will still be masked once `tokens` more were generated."""
+        generated = self._generated + tokens
+        return len(self.stop_ids) > 0 and generated < self.params.min_new_tokens
 
     @property
     def active(self) -> bool:

@@ -74,6 +74,22 @@ _DTYPES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """What the four launches leave on the device.
+
+    Attributes:
+        tokens, logprobs: see sample_rows.
+        facts: int32 [n, 8], sampling_choice.py's and sampling_kernels.py's notes about each row.
+        edited: fp32 [n, V], the logits of edited rows; None without edits.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor | None
+    facts: Tensor
+    edited: Tensor | None
+
+
 def sample_rows(
     logits_nV: Tensor,
     rows: SamplingRows,
@@ -94,33 +110,65 @@ def sample_rows(
     In place: rows.edits.counts.
     Raises: ValueError: an argument does not fit, or there is no tuning row for arch.
     """
+    sampled = launch_sampling(
+        logits_nV, rows, arch=arch, logprobs=logprobs, tokens_out=tokens_out, tuning=tuning
+    )
+    return sampled.tokens, sampled.logprobs
+
+
+def launch_sampling(
+    logits_nV: Tensor,
+    rows: SamplingRows,
+    *,
+    arch: str,
+    logprobs: bool = False,
+    tokens_out: Tensor | None = None,
+    drafts_BN: Tensor | None = None,
+    tuning: tuple[TuningRow | None, ...] = (None, None, None, None),
+) -> Sampled:
+    """`sample_rows` with what it leaves behind.
+
+    Args:
+        drafts_BN: int64 [B, N], contiguous: the rows are N + 1 positions of each of B sequences;
+            penalties at position j are those once drafts 0..j-1 were generated too, and no token is
+            counted. None: every row is a sequence's next token.
+    """
     n, V = logits_nV.shape
     device = logits_nV.device
     _check(logits_nV, rows)
-    tokens = torch.empty(n, dtype=torch.int64, device=device) if tokens_out is None else tokens_out
-    scores = torch.empty(n, dtype=torch.float32, device=device) if logprobs else None
+    e = rows.edits
+    sampled = Sampled(
+        tokens=torch.empty(n, dtype=torch.int64, device=device)
+        if tokens_out is None
+        else tokens_out,
+        logprobs=torch.empty(n, dtype=torch.float32, device=device) if logprobs else None,
+        facts=torch.empty(n, 8, dtype=torch.int32, device=device),
+        edited=None if e is None else torch.empty(n, V, dtype=torch.float32, device=device),
+    )
     if n == 0:
-        return tokens, scores
+        return sampled
+    tokens, scores, facts, edited = (
+        sampled.tokens, sampled.logprobs, sampled.facts, sampled.edited
+    )  # fmt: skip
     scan, bound, cut, draw = (
         forced or table.select(arch)
         for forced, table in zip(tuning, (SCAN, BOUND, CUT, DRAW), strict=True)
     )
     blocks = triton.cdiv(V, BLOCK.value)
     candidates = int(bound.constexprs["CANDIDATES"])
-    e = rows.edits
     stats = torch.empty(n, 4, blocks, dtype=torch.float32, device=device)
     listed = torch.empty(n, candidates, dtype=torch.int32, device=device)
-    facts = torch.empty(n, 8, dtype=torch.int32, device=device)
     totals = torch.empty(n, dtype=torch.float64, device=device)
-    edited = None if e is None else torch.empty(n, V, dtype=torch.float32, device=device)
     stride = logits_nV.stride(0)
     counted = (None, None, 0) if e is None else (e.counts, e.count_row, e.counts.stride(0))
     which = {"EDITS": e is not None, "LOGPROBS": logprobs}
+    counts = {"COUNT": e is not None and drafts_BN is None}
     _scan_kernel[(n, triton.cdiv(blocks, scan.constexprs["SCAN_BLOCKS"]))](
         stats, edited, logits_nV, rows.temperature, rows.top_k,
         e and e.penalties, *counted[:2], e and e.cu_extra, e and e.extra_ids, e and e.extra,
-        e and e.allowed, e and e.allowed_row,
+        e and e.allowed, e and e.allowed_row, drafts_BN,
         V, blocks, stride, counted[2], e.allowed.stride(0) if e else 0,
+        0 if drafts_BN is None else drafts_BN.shape[1],
         **which, **scan.launch_kwargs(),
     )  # fmt: skip
     params = (
@@ -130,7 +178,8 @@ def sample_rows(
     _bound_kernel[(n,)](
         tokens, scores, listed, facts, totals, stats, edited, *params,
         e and e.cu_extra, e and e.allowed_row, V, blocks, stride, counted[2],
-        ALL_BLOCKS=triton.next_power_of_2(max(blocks, 2)), **which, **bound.launch_kwargs(),
+        ALL_BLOCKS=triton.next_power_of_2(max(blocks, 2)), **which, **counts,
+        **bound.launch_kwargs(),
     )  # fmt: skip
     _cut_kernel[(n,)](
         listed, facts, totals, edited, *params[:4], V, blocks, stride, EDITS=e is not None,
@@ -138,9 +187,9 @@ def sample_rows(
     )  # fmt: skip
     _draw_kernel[(n,)](
         tokens, scores, listed, facts, edited, *params, V, blocks, stride, counted[2],
-        CANDIDATES=candidates, **which, **draw.launch_kwargs(),
+        CANDIDATES=candidates, **which, **counts, **draw.launch_kwargs(),
     )  # fmt: skip
-    return tokens, scores
+    return sampled
 
 
 def _check(logits_nV: Tensor, rows: SamplingRows) -> None:

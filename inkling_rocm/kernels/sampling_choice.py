@@ -184,7 +184,8 @@ def _draw_kernel(
     tokens_ptr, logprobs_ptr, blocks_in_ptr, rows_ptr, edited_ptr, logits_ptr, temperature_ptr,
     top_k_ptr, top_p_ptr, log_min_p_ptr, seed_ptr, position_ptr, counts_ptr, count_row_ptr,
     vocabulary, blocks, stride_logits, stride_counts,
-    EDITS: tl.constexpr, LOGPROBS: tl.constexpr, CANDIDATES: tl.constexpr, TILE: tl.constexpr,
+    EDITS: tl.constexpr, COUNT: tl.constexpr, LOGPROBS: tl.constexpr, CANDIDATES: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     facts = rows_ptr + row * 8
@@ -238,4 +239,4 @@ def _draw_kernel(
                        ids < vocabulary, vocabulary, stride_logits, EDITS)  # fmt: skip
         _, chosen = _choose_in_block(tl.where(y >= floor, y, float("-inf")), ids, key, True)
     _finish(tokens_ptr, logprobs_ptr, logits_ptr, counts_ptr, count_row_ptr, row, chosen, True,
-            raw_total, stride_logits, stride_counts, EDITS, LOGPROBS)  # fmt: skip
+            raw_total, stride_logits, stride_counts, COUNT, LOGPROBS)  # fmt: skip

@@ -33,3 +33,10 @@ CUT = TuningTable(
     "inkling_rocm.sampling_cut", _rows({"TILE": 32}, {"num_warps": 16}, {"num_warps": 8})
 )
 DRAW = TuningTable("inkling_rocm.sampling_draw", _rows({"TILE": 32}, {"num_warps": 8}))
+
+# Verification of drafts. One warp owns a row's token counts, so the accept and settle kernels have
+# no other choice.
+MASS = TuningTable("inkling_rocm.verification_mass", _rows({"TOKENS": 2048}, {"num_warps": 4}))
+ACCEPT = TuningTable("inkling_rocm.verification_accept", _rows({}, {"num_warps": 1}))
+RESIDUAL = TuningTable("inkling_rocm.verification_residual", _rows({}, {"num_warps": 4}))
+SETTLE = TuningTable("inkling_rocm.verification_settle", _rows({}, {"num_warps": 1}))
