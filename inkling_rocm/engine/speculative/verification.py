@@ -101,24 +101,24 @@ def verify_draft(
         by_ratio = {b: rejection and offered[b] >= 0 and not rows[b].greedy for b in alive}
         judged = [b for b in alive if by_ratio[b]]
         drawn = [b for b in alive if not by_ratio[b]]
-        found: dict[int, int | None] = {}
+        found: dict[int, tuple[int | None, bool]] = {}  # token, whether it is the accepted draft
         if drawn:
             some = sample(logits_BMV[drawn, j], [here[b] for b in drawn], keep_logits=False)
-            found.update(zip(drawn, some, strict=True))
+            for b, token in zip(drawn, some, strict=True):
+                found[b] = token, offered[b] >= 0 and token == offered[b]
         if judged:
             assert draft_logits_BNV is not None
-            some = _by_rejection(
+            decided = _by_rejection(
                 logits_BMV[judged, j],
                 [offered[b] for b in judged],
                 draft_logits_BNV[judged, j],
                 [here[b] for b in judged],
             )
-            found.update(zip(judged, some, strict=True))
-        for b, token in found.items():
+            found.update(zip(judged, decided, strict=True))
+        for b, (token, stays) in found.items():
             tokens[b].append(token)
-        alive = [b for b in alive if offered[b] >= 0 and tokens[b][-1] == offered[b]]
-        for b in alive:
-            accepted[b] += 1
+            accepted[b] += stays
+        alive = [b for b in alive if found[b][1]]
         if not alive:
             break
     padded = [
@@ -152,9 +152,9 @@ def _offered(row: SampleRow, drafts: Sequence[int], j: int) -> int:
 
 def _by_rejection(
     logits_nV: Tensor, drafts: Sequence[int], draft_logits_nV: Tensor, rows: Sequence[SampleRow]
-) -> list[int | None]:
-    """The token of random rows at one position by rejection sampling: the draft or what replaces
-    it. Edits logits_nV in place."""
+) -> list[tuple[int | None, bool]]:
+    """The token of random rows at one position by rejection sampling: the draft and True, or what
+    replaces it and False. Edits logits_nV in place."""
     device = logits_nV.device
     apply_edits(logits_nV, [(i, row.edits) for i, row in enumerate(rows) if row.edits.active])
     log_p = kept_logits(logits_nV, [row.params for row in rows]).double().log_softmax(-1)
@@ -171,7 +171,7 @@ def _by_rejection(
     )
     for i, token in zip(lost.tolist(), pick_largest(noisy, ids), strict=True):
         tokens[i] = token
-    return tokens
+    return list(zip(tokens, kept_n.tolist(), strict=True))
 
 
 def _accept(log_p_nV: Tensor, log_q_nV: Tensor, draft_n: Tensor, keys_n: Tensor) -> Tensor:
