@@ -78,7 +78,7 @@ def _mass_kernel(
     judged = _judged(draft, token, temperature_ptr, top_k_ptr, row)
     if (judged == 0) | (j >= tl.load(limit_ptr + b)):
         return
-    level, ties, floor, top, edited = _cut_at(
+    level, _, floor, top, edited = _cut_at(
         facts_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, row
     )  # fmt: skip
     ids = chunk * TOKENS + tl.arange(0, TOKENS)
@@ -104,10 +104,10 @@ def _mass_kernel(
 
 
 @triton.jit
-def _count(counts_ptr, count_row_ptr, drafts_ptr, b, drafts, accepted, last, stride_counts,
+def _count(counts_ptr, count_row_ptr, drafts_ptr, b, drafts, accepted, last, valid, stride_counts,
            POSITIONS: tl.constexpr):  # fmt: skip
-    """Count the accepted drafts of a row and its last token. One warp: each lane has read its count
-    before any is written."""
+    """Count the accepted drafts of a row and its last token, if valid. One warp: each lane has read
+    its count before any is written."""
     slot = tl.load(count_row_ptr + b * (drafts + 1)).to(tl.int64)
     m = tl.arange(0, POSITIONS)
     token = tl.load(drafts_ptr + b * drafts + m, mask=m < accepted, other=-1)
@@ -115,12 +115,55 @@ def _count(counts_ptr, count_row_ptr, drafts_ptr, b, drafts, accepted, last, str
     equal = token[:, None] == token[None, :]
     times = tl.sum(equal.to(tl.int32), 1)
     earlier = tl.sum((equal & (m[None, :] < m[:, None])).to(tl.int32), 1)
-    mine = (slot >= 0) & (token >= 0) & (earlier == 0)
+    mine = valid & (slot >= 0) & (token >= 0) & (earlier == 0)
     at = counts_ptr + slot * stride_counts + token
     count = tl.load(at, mask=mine, other=0).to(tl.int32)
     room = (32767 - count) >> 1
     count += 2 * tl.minimum(times, room)
     tl.store(at, count.to(tl.int16), mask=mine)
+
+
+@triton.jit
+def _by_ratio(state_ptr, parts_ptr, facts_ptr, edited_ptr, logits_ptr, draft_row_ptr,
+              temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, seed_ptr, position_ptr,
+              row, pair, draft, vocabulary, chunks, stride_logits,
+              EDITS: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
+    """Whether a draft stays by the ratio of its probabilities; leaves what its residual needs."""
+    level, ties, floor, top, edited = _cut_at(
+        facts_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, row
+    )  # fmt: skip
+    c = tl.arange(0, CHUNKS)
+    parts = parts_ptr + pair * _PARTS * chunks + c
+    here = c < chunks
+    above = tl.sum(tl.load(parts, mask=here, other=0.0), 0)
+    tied = tl.sum(tl.load(parts + chunks, mask=here, other=0.0), 0).to(tl.int32)
+    rank = tl.sum(tl.load(parts + 2 * chunks, mask=here, other=0.0), 0).to(tl.int32)
+    own = tl.load(parts + 3 * chunks, mask=here, other=float("-inf"))
+    sums = tl.load(parts + 4 * chunks, mask=here, other=0.0)
+    most = tl.max(own, 0)
+    mass_q = tl.sum(sums * tl.exp(own - most), 0)
+    each = tl.exp(_value(level) - top)
+    mass_p = above + tl.minimum(ties, tied).to(tl.float32) * each
+    x = _values_at(logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr, row,
+                   draft, draft < vocabulary, vocabulary, stride_logits,
+                   EDITS)  # fmt: skip
+    y = tl.load(
+        draft_row_ptr + draft,
+        mask=draft < vocabulary, other=float("-inf"),
+    )  # fmt: skip
+    y = _scaled(y, temperature_ptr, top_k_ptr, row)
+    order = _key(x)
+    kept = (order > level) | ((order == level) & (rank <= ties))
+    kept &= (x >= floor) & (x > float("-inf"))
+    p = tl.where(kept, tl.exp(x - top) / mass_p, 0.0)
+    q = tl.exp(y - most) / mass_q
+    key = _row_key(tl.load(seed_ptr + row), tl.load(position_ptr + row))
+    high, low = _hash(key, tl.full([], 0, tl.int32), _ACCEPT_STREAM)
+    stays = _fraction(high, low) * q < p  # not if q is NaN
+    tl.store(state_ptr + 1, mass_p.to(tl.int32, bitcast=True))
+    tl.store(state_ptr + 2, most.to(tl.int32, bitcast=True))
+    tl.store(state_ptr + 3, mass_q.to(tl.int32, bitcast=True))
+    return stays
 
 
 @triton.jit
@@ -136,65 +179,36 @@ def _accept_kernel(
     b = tl.program_id(0).to(tl.int64)
     limit = tl.minimum(tl.load(limit_ptr + b), drafts)
     state = state_ptr + b * 4
-    j, going, redraw = 0, 1, 0
-    last = tl.full([], -1, tl.int64)
+    going, redraw = 1, 0
+    j, last = tl.full([], 0, tl.int64), tl.full([], -1, tl.int64)
     while going != 0:
         row = b * (drafts + 1) + j
         last = tl.load(tokens_ptr + row)
         draft = tl.load(drafts_ptr + b * drafts + j, mask=j < limit, other=-1)
         stays = (draft >= 0) & (last == draft)
-        if RATIO:
+        if RATIO:  # noqa: SIM102 - a constant beside a tensor
             if _judged(draft, last, temperature_ptr, top_k_ptr, row):
-                level, ties, floor, top, edited = _cut_at(
-                    facts_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, row
+                stays = _by_ratio(
+                    state, parts_ptr, facts_ptr, edited_ptr, logits_ptr,
+                    draft_logits_ptr + b * stride_draft_b + j * stride_draft_n, temperature_ptr,
+                    top_k_ptr, top_p_ptr, log_min_p_ptr, seed_ptr, position_ptr, row,
+                    b * drafts + j, draft, vocabulary, chunks, stride_logits, EDITS, CHUNKS,
                 )  # fmt: skip
-                c = tl.arange(0, CHUNKS)
-                parts = parts_ptr + (b * drafts + j) * _PARTS * chunks + c
-                here = c < chunks
-                above = tl.sum(tl.load(parts, mask=here, other=0.0), 0)
-                tied = tl.sum(tl.load(parts + chunks, mask=here, other=0.0), 0).to(tl.int32)
-                rank = tl.sum(tl.load(parts + 2 * chunks, mask=here, other=0.0), 0).to(tl.int32)
-                own = tl.load(parts + 3 * chunks, mask=here, other=float("-inf"))
-                sums = tl.load(parts + 4 * chunks, mask=here, other=0.0)
-                most = tl.max(own, 0)
-                mass_q = tl.sum(sums * tl.exp(own - most), 0)
-                each = tl.exp(_value(level) - top)
-                mass_p = above + tl.minimum(ties, tied).to(tl.float32) * each
-                x = _values_at(logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr, row,
-                               draft, draft < vocabulary, vocabulary, stride_logits,
-                               EDITS)  # fmt: skip
-                y = tl.load(
-                    draft_logits_ptr + b * stride_draft_b + j * stride_draft_n + draft,
-                    mask=draft < vocabulary, other=float("-inf"),
-                )  # fmt: skip
-                y = _scaled(y, temperature_ptr, top_k_ptr, row)
-                order = _key(x)
-                kept = (order > level) | ((order == level) & (rank <= ties))
-                kept &= (x >= floor) & (x > float("-inf"))
-                p = tl.where(kept, tl.exp(x - top) / mass_p, 0.0)
-                q = tl.exp(y - most) / mass_q
-                key = _row_key(tl.load(seed_ptr + row), tl.load(position_ptr + row))
-                high, low = _hash(key, tl.full([], 0, tl.int32), _ACCEPT_STREAM)
-                stays = _fraction(high, low) * q < p  # not if q is NaN
                 redraw = (stays == 0).to(tl.int32)
-                tl.store(state + 1, mass_p.to(tl.int32, bitcast=True))
-                tl.store(state + 2, most.to(tl.int32, bitcast=True))
-                tl.store(state + 3, mass_q.to(tl.int32, bitcast=True))
         if stays:
             tl.store(out_ptr + row, draft)
             j += 1
         else:
             going = 0
-    tl.store(accepted_ptr + b, j.to(tl.int64))
+    tl.store(accepted_ptr + b, j)
     tl.store(state, redraw)
     m = tl.arange(0, POSITIONS)
     tl.store(
         out_ptr + b * (drafts + 1) + m, tl.where(m == j, last, -1), mask=(m >= j) & (m <= drafts)
     )
     if EDITS:
-        if redraw == 0:
-            _count(counts_ptr, count_row_ptr, drafts_ptr, b, drafts, j, last, stride_counts,
-                   POSITIONS)  # fmt: skip
+        _count(counts_ptr, count_row_ptr, drafts_ptr, b, drafts, j, last, redraw == 0,
+               stride_counts, POSITIONS)  # fmt: skip
 
 
 @triton.jit
@@ -272,5 +286,5 @@ def _settle_kernel(
     j = tl.load(accepted_ptr + b)
     tl.store(out_ptr + b * (drafts + 1) + j, token.to(tl.int64))
     if EDITS:
-        _count(counts_ptr, count_row_ptr, drafts_ptr, b, drafts, j, token.to(tl.int64),
+        _count(counts_ptr, count_row_ptr, drafts_ptr, b, drafts, j, token.to(tl.int64), True,
                stride_counts, POSITIONS)  # fmt: skip
