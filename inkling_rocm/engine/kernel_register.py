@@ -14,6 +14,7 @@ from inkling_rocm.engine.device_sampler import DeviceSampler
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.engine.sampler import SampleRow, sample
+from inkling_rocm.engine.speculative.verification_register import ENTRIES as VERIFICATION_ENTRIES
 from inkling_rocm.kernels.lm_head import local_logits
 from inkling_rocm.kernels.lm_head_tuning import LM_HEAD
 from inkling_rocm.kernels.sampling import sample_rows
@@ -115,4 +116,5 @@ ENTRIES = (
             cases=_head_cases,
         )
     ),
+    *VERIFICATION_ENTRIES,
 )
