@@ -18,8 +18,9 @@ from torch import Tensor
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.random import signed64
 from inkling_rocm.engine.sampler import SampleRow
+from inkling_rocm.engine.speculative.verification import draft_row
 from inkling_rocm.kernels.sampling import SamplingEdits, SamplingRows, sample_rows
-from inkling_rocm.kernels.verification import VerifyRows
+from inkling_rocm.kernels.verification import VerifyRows, verify_rows
 
 _FIELDS = (
     ("top_p", np.float64),
@@ -73,6 +74,38 @@ class DeviceSampler:
         Returns: tokens int64 [n] and log probabilities fp32 [n] on the device, see sample_rows.
         """
         return sample_rows(logits_nV, self.rows(rows, slots), arch=self.arch, logprobs=logprobs)
+
+    def verify(
+        self,
+        logits_BMV: Tensor,
+        drafts_BN: Tensor,
+        draft_logits_BNV: Tensor | None,
+        rows: Sequence[SampleRow],
+        slots: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """Enqueue the verification of drafts, see speculative/verification.py; waits for nothing.
+
+        Args:
+            draft_logits_BNV: what the drafts were drawn from, for rejection sampling; None =
+                accept where equal.
+            slots: of the rows' sequences, whose token counts follow.
+        Returns: tokens int64 [B, N + 1] and accepted int64 [B] on the device, see verify_rows.
+        """
+        found = self.verify_rows(rows, slots, positions=logits_BMV.shape[1])
+        return verify_rows(logits_BMV, drafts_BN, draft_logits_BNV, found, arch=self.arch)
+
+    def draft(
+        self, logits_BV: Tensor, rows: Sequence[SampleRow], depth: int, *, rejection: bool
+    ) -> Tensor:
+        """Enqueue the drawing of one draft a row, int64 [B]; see verification.draw_drafts."""
+        drawn = self.draft_rows(rows, depth, rejection=rejection)
+        return sample_rows(logits_BV, drawn, arch=self.arch)[0]
+
+    def draft_rows(self, rows: Sequence[SampleRow], depth: int, *, rejection: bool) -> SamplingRows:
+        """The parameters of drafts on the device. A chain of drafts in one graph keeps those of
+        depth 0 and adds the depth to `position`."""
+        found = [draft_row(row, depth, rejection=rejection) for row in rows]
+        return self.rows(found, [0] * len(rows))
 
     def rows(self, rows: Sequence[SampleRow], slots: Sequence[int]) -> SamplingRows:
         """The parameters of a step on the device."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inkling_rocm.engine.executor import StepInput
@@ -51,8 +52,13 @@ class TokenSampler(Protocol):
         ...
 
 
-class _TorchVerification:
-    """Verification and drafting as specified, which wait for the device."""
+class TorchSampler:
+    """As specified: sampler.sample and speculative/verification.py; waits for the device."""
+
+    counts_tokens = False
+
+    def sample(self, logits_nV: Tensor, step: StepInput) -> Tensor:
+        return _drawn_by_torch(logits_nV, step.samples, keep_logits=bool(step.logprobs))
 
     def verify(
         self,
@@ -73,17 +79,8 @@ class _TorchVerification:
         return draw_drafts(logits_BV, rows, depth, rejection=rejection)
 
 
-class TorchSampler(_TorchVerification):
-    """sampler.sample; waits for the device."""
-
-    counts_tokens = False
-
-    def sample(self, logits_nV: Tensor, step: StepInput) -> Tensor:
-        return _drawn_by_torch(logits_nV, step.samples, keep_logits=bool(step.logprobs))
-
-
-class DeviceTokenSampler(_TorchVerification):
-    """The sampling kernels; waits for nothing.
+class DeviceTokenSampler:
+    """The sampling and verification kernels; waits for nothing.
 
     Rows without a slot of their own (continuations that start with this token) are drawn by the
     torch sampler: token counts on the device belong to slots.
@@ -96,30 +93,67 @@ class DeviceTokenSampler(_TorchVerification):
         self._counted: dict[int, LogitEdits] = {}  # whose token counts a slot holds
 
     def sample(self, logits_nV: Tensor, step: StepInput) -> Tensor:
+        slots = self._admitted(step)
+        if all(slots):
+            return self._sampler.sample(logits_nV, step.samples, slots)[0]
+        tokens = torch.empty(len(slots), dtype=torch.int64, device=logits_nV.device)
+        for rows, samples, own in _by_owner(step):
+            index = torch.from_numpy(rows).to(logits_nV.device)
+            if own is None:
+                tokens[index] = _drawn_by_torch(logits_nV[index], samples, keep_logits=False)
+            else:
+                tokens[index] = self._sampler.sample(logits_nV[index], samples, own)[0]
+        return tokens
+
+    def verify(
+        self,
+        logits_BMV: Tensor,
+        drafts_BN: Tensor,
+        draft_logits_BNV: Tensor | None,
+        step: StepInput,
+        *,
+        rejection: bool,
+    ) -> Tensor:
+        slots = self._admitted(step)
+        stash = draft_logits_BNV if rejection else None
+        if all(slots):
+            return self._sampler.verify(logits_BMV, drafts_BN, stash, step.samples, slots)[0]
+        shape = logits_BMV.shape[:2]
+        tokens = torch.empty(shape, dtype=torch.int64, device=logits_BMV.device)
+        for rows, samples, own in _by_owner(step):
+            index = torch.from_numpy(rows).to(logits_BMV.device)
+            some = None if stash is None else stash[index]
+            if own is None:
+                tokens[index] = verify_draft(
+                    logits_BMV[index], drafts_BN[index], some, samples, rejection=rejection
+                )[0]
+            else:
+                tokens[index] = self._sampler.verify(
+                    logits_BMV[index], drafts_BN[index], some, samples, own
+                )[0]
+        return tokens
+
+    def draft(
+        self, logits_BV: Tensor, rows: Sequence[SampleRow], depth: int, *, rejection: bool
+    ) -> Tensor:
+        return self._sampler.draft(logits_BV, rows, depth, rejection=rejection)
+
+    def _admitted(self, step: StepInput) -> list[int]:
+        """The slots of a step's samples, which hold these sequences' token counts."""
         slots = step.sample_slots.tolist()
         for slot, row in zip(slots, step.samples, strict=True):
             if slot and row.edits.counts is not None and self._counted.get(slot) is not row.edits:
                 self._sampler.admit(slot, row.edits)
                 self._counted[slot] = row.edits
-        if all(slots):
-            return self._sampler.sample(logits_nV, step.samples, slots)[0]
-        own = np.flatnonzero(step.sample_slots)
-        others = np.flatnonzero(step.sample_slots == 0)
-        tokens = torch.empty(len(slots), dtype=torch.int64, device=logits_nV.device)
-        for rows, draw in ((own, self._draw), (others, self._draw_others)):
-            index = torch.from_numpy(rows).to(logits_nV.device)
-            tokens[index] = draw(
-                logits_nV[index],
-                [step.samples[i] for i in rows],
-                [slots[i] for i in rows],
-            )
-        return tokens
+        return slots
 
-    def _draw(self, logits_nV: Tensor, rows: list[SampleRow], slots: list[int]) -> Tensor:
-        return self._sampler.sample(logits_nV, rows, slots)[0]
 
-    def _draw_others(self, logits_nV: Tensor, rows: list[SampleRow], slots: list[int]) -> Tensor:
-        return _drawn_by_torch(logits_nV, rows, keep_logits=False)
+def _by_owner(step: StepInput) -> Iterator[tuple[NDArray, list[SampleRow], list[int] | None]]:
+    """Rows with a slot of their own, then those without: indices, how to draw, slots or None."""
+    for own in (True, False):
+        rows = np.flatnonzero((step.sample_slots != 0) == own)
+        samples = [step.samples[i] for i in rows]
+        yield rows, samples, step.sample_slots[rows].tolist() if own else None
 
 
 def _drawn_by_torch(logits_nV: Tensor, rows, *, keep_logits: bool) -> Tensor:

@@ -57,7 +57,9 @@ def draw_drafts(
     Returns: int64 [B], -1 where no logit is finite.
     """
     tokens = sample(
-        draft_logits_BV, [_draft_row(row, depth, rejection) for row in rows], keep_logits=True
+        draft_logits_BV,
+        [draft_row(row, depth, rejection=rejection) for row in rows],
+        keep_logits=True,
     )
     found = [NO_TOKEN if token is None else token for token in tokens]
     return torch.tensor(found, dtype=torch.int64, device=draft_logits_BV.device)
@@ -132,7 +134,8 @@ def verify_draft(
     )
 
 
-def _draft_row(row: SampleRow, depth: int, rejection: bool) -> SampleRow:
+def draft_row(row: SampleRow, depth: int, *, rejection: bool) -> SampleRow:
+    """How draw_drafts draws a row."""
     at = replace(row, position=row.position + depth, edits=_NO_EDITS)
     if not rejection or row.greedy:
         return at
