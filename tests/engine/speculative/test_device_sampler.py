@@ -1,4 +1,4 @@
-"""Sampling and verification kernels on the emulator in an engine: the tokens of the torch sampler."""
+"""Sampling and verification kernels on the emulator in an engine: tokens of the torch sampler."""
 
 from __future__ import annotations
 
