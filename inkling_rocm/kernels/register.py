@@ -24,6 +24,7 @@ from inkling_rocm.kernels.problems import (
 )
 from inkling_rocm.kernels.prologue import attention_prologue
 from inkling_rocm.kernels.residual import residual_conv_norm
+from inkling_rocm.kernels.round_metadata_register import ENTRY as ROUND_METADATA_ENTRY
 from inkling_rocm.kernels.token_table_register import ENTRY as TOKEN_TABLE_ENTRY
 from inkling_rocm.ops.attention_prologue import attention_prologue as prologue_reference
 from inkling_rocm.ops.embed import embed as embed_reference
@@ -179,6 +180,7 @@ def _entry(table: TuningTable, kernel: str, cases) -> KernelEntry:
 
 ENTRIES = (
     METADATA_ENTRY,
+    ROUND_METADATA_ENTRY,
     TOKEN_TABLE_ENTRY,
     _entry(
         tuning.ATTENTION_PROLOGUE, "prologue:_attention_prologue_kernel", _prologue_cases
