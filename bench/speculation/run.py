@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch.profiler import profile
 
 from bench.rows import ROOT, Rows
@@ -185,9 +186,13 @@ def parts_for(parts: EngineParts, steps: int) -> EngineParts:
     return replace(parts, drafts=drafts)
 
 
-def way_of(engine: Engine) -> str:
+def way_of(engine: Engine, *, apart: bool) -> str:
     """How its rounds run."""
-    return "launched" if engine._core.executor.decode is None else "one graph"
+    executor = engine._core.executor
+    runner = executor.decode if executor.speculation is None else executor.rounds
+    if runner is None:
+        return "launched"
+    return "one graph a step" if apart else "one graph"
 
 
 def measure_rounds(
@@ -196,17 +201,23 @@ def measure_rounds(
     options: argparse.Namespace,
     rows: Rows,
     wanted: list[int] | None,
+    *,
+    apart: bool = False,
 ) -> tuple[list[int], str, str]:
     """Rows of op "round" for one engine.
 
+    Args:    apart: record the verification and every depth as graphs of their own.
     Returns: the greedy output, the gate's outcome against `wanted`, and how rounds were run.
     """
     steps = args.speculative_num_steps or 0
     watch = RoundWatch(plain=not steps)
     with Engine(args, metrics=watch, parts=parts_for(parts, steps)) as engine:
+        if apart:
+            with torch.inference_mode():
+                engine._core.executor.rounds.capture(one_graph=False)
         found = greedy(engine, options.prompt)
         outcome = gate(found, found if wanted is None else wanted)
-        way = way_of(engine)
+        way = way_of(engine, apart=apart)
         for batch in options.batches:
             common = {"batch": batch, "prompt_len": options.prompt, "steps": steps, "skip": SKIP}
             timed = run_rounds(engine, watch, **common, rounds=options.rounds)
@@ -265,6 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
         _, outcome, way = measure_rounds(parts, args, options, rows, wanted)
         if way != "launched":
             launched = replace(args, disable_cuda_graph=True)
+            measure_rounds(parts, args, options, rows, wanted, apart=True)
             measure_rounds(parts, launched, options, rows, wanted)
         measure_acceptance(parts, args, options, rows, outcome)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.gpu import make_decode_runner, make_sampler
+from inkling_rocm.engine.gpu import make_decode_runner, make_round_runner, make_sampler
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
@@ -92,12 +92,18 @@ def build_executor(
             rejection=rejection,
             simulated=args.speculative_simulate_acceptance,
         )
+    rounds = None
+    if isinstance(drafter, MTPDrafter):
+        assert speculation is not None
+        draws = sampler.for_rounds(rejection=rejection)
+        rounds = make_round_runner(parts, args, plan, host, drafter, draws, speculation.simulated)
     return LocalExecutor(
         parts.model,
         host,
         sampler,
         vocabulary=text.unpadded_vocab_size,
-        runs_ahead=on_gpu and not args.disable_overlap_schedule and speculation is None,
+        runs_ahead=on_gpu and not args.disable_overlap_schedule,
         decode=None if speculation else make_decode_runner(parts, args, plan, host),
         speculation=speculation,
+        rounds=rounds,
     )

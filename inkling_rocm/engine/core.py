@@ -6,7 +6,9 @@ one are read back: a decoding row then takes its input from the device. What fol
 - A sequence that turns out to have ended has had one more token computed. It is dropped, and the
   pages and slot are free at once: whoever gets them writes to them in a later step.
 - A sequence that must end with the pending token (max_new_tokens) is not scheduled again.
-- With speculation a step's rows are as long as what the step before accepted: it is booked first.
+- With speculation only rounds run ahead (RoundInput): how many tokens the round before has found,
+  and which, is on the device. Its pages were allocated for the most that may have been accepted.
+  Any other step waits until the round in flight is booked, and is booked before the next one.
 - A step is booked before the next one is scheduled (it is synchronous) when the host must see its
   tokens first: a grammar, a stop id held back by min_new_tokens, penalties where the executor does
   not count tokens, continuations to fork, prompt scores.
@@ -30,6 +32,7 @@ from inkling_rocm.engine.executor import (
     LAST_TOKEN,
     DraftInput,
     Executor,
+    RoundInput,
     Score,
     StepInput,
     StepOutput,
@@ -102,6 +105,7 @@ class EngineCore:
         self._booked: float | None = None  # when the step before was, if one ran just before
         self.requests: dict[str, Request] = {}
         self._flight: _Flight | None = None
+        self._chosen: int | None = None  # drafts to make in the next step, if that was decided
         self._outbox: dict[str, tuple[Request, list[Update]]] = {}
         self._prompt_tokens = self._generated_tokens = self._finished = 0
 
@@ -142,11 +146,16 @@ class EngineCore:
         """Start one forward of whatever is scheduled, and book the one before it; or, where running
         ahead does not pay or the host must see the tokens first, book the new one too."""
         started = time.perf_counter()
-        batch = self.scheduler.schedule()
+        batch = self._round_batch()
+        as_round = bool(batch)
+        if not as_round:
+            if self._flight is not None and self.executor.draft_steps:
+                self._land()
+            batch = self.scheduler.schedule()
         if not batch:
             self._booked = None
         assert batch or self.idle or self._flight, "sequences wait but none can run"
-        flight, error = self._start(batch)
+        flight, error = self._start(batch, as_round)
         self._land()
         self._flight = flight
         if error is not None:
@@ -175,14 +184,31 @@ class EngineCore:
             prefix_cache=scheduler.cache.stats(),
         )
 
+    def _round_batch(self) -> list[tuple[Sequence, int]]:
+        """The next round, pages allocated; empty where the next step cannot be one."""
+        self._chosen = None
+        if self.speculation is None:
+            return []
+        rows = self.scheduler.round_rows()
+        offered = {sequence.drafts for sequence in rows}
+        if len(offered) != 1 or any(sequence.edits.active for sequence in rows):
+            return []
+        (drafts,) = offered
+        if not self.executor.takes_round(len(rows), drafts):
+            return []
+        self._chosen = self.speculation.choose(len(rows))
+        if self._chosen != drafts or not self.scheduler.grow_round(rows, drafts):
+            return []
+        return [(sequence, 1 + drafts) for sequence in rows]
+
     def _start(
-        self, batch: Rows[tuple[Sequence, int]]
+        self, batch: Rows[tuple[Sequence, int]], as_round: bool
     ) -> tuple[_Flight | None, BaseException | None]:
         """Hand a batch to the executor. Returns: the flight, or why there is none."""
         if not batch:
             return None, None
         try:
-            flight, step = self._plan(batch)
+            flight, step = self._plan_round(batch) if as_round else self._plan(batch)
             flight.output = self.executor.run(step)
         except STEP_ERRORS as error:
             self.scheduler.start_failed([sequence for sequence, _ in batch])
@@ -232,6 +258,7 @@ class EngineCore:
             flight.forks
             or flight.ended
             or flight.scored
+            or self.executor.draft_steps
             or any(map(self._needs_host, flight.drawn))
         )
         slots = np.array([s.slot for s, _ in batch], np.int64)
@@ -241,7 +268,10 @@ class EngineCore:
         flight.logit_rows = lengths
         flight.decoding = frozenset(s for s, _ in batch if s.remaining == 1)
         if self.speculation is not None:
-            flight.drafts = self.speculation.choose(len(flight.decoding) or len(batch))
+            chosen = self._chosen
+            if chosen is None:
+                chosen = self.speculation.choose(len(flight.decoding) or len(batch))
+            flight.drafts = chosen
         step = StepInput(
             slots=slots,
             q_start=np.array([s.computed for s, _ in batch], np.int64),
@@ -254,14 +284,57 @@ class EngineCore:
             samples=tuple(
                 SampleRow(s.request.params, s.seed, s.length, s.edits) for s in flight.drawn
             ),
-            logprobs=()
-            if all(top is None for top in wanted)
-            else tuple(-1 if top is None else top for top in wanted),
+            logprobs=_wanted(wanted),
             scores=tuple(score for _, score in flight.scored),
             draft=self._draft_input(batch, verify, lengths, flight.drafts)
             if self.executor.draft_steps
             else None,
             snapshots=np.array(snapshots, np.int32) if any(map(any, snapshots)) else None,
+        )
+        return flight, step
+
+    def _plan_round(self, batch: Rows[tuple[Sequence, int]]) -> tuple[_Flight, StepInput]:
+        """The same for a round."""
+        rows, count = [sequence for sequence, _ in batch], len(batch)
+        drafts, depths = rows[0].drafts, self.executor.draft_steps
+        for sequence, tokens in batch:
+            self.scheduler.cache.plan(sequence, tokens)
+        start = np.full(count, -1, np.int64)
+        recent = np.zeros((count, depths), np.int64)
+        for i, sequence in enumerate(rows):
+            if not sequence.pending:
+                start[i] = len(sequence.tokens) - 1
+                last = sequence.tokens[-depths:]
+                recent[i, depths - len(last) :] = last
+        slots = np.array([s.slot for s in rows], np.int64)
+        wanted = [s.request.logprobs for s in rows for _ in range(1 + drafts)]
+        step = StepInput(
+            slots=slots,
+            q_start=np.array([s.computed for s in rows], np.int64),
+            q_len=np.full(count, 1 + drafts, np.int64),
+            token_ids=np.array([LAST_TOKEN, *[DRAFT_TOKEN] * drafts] * count, np.int64),
+            tables=tuple(pool.take_changes(slots) for pool in self.scheduler.pools),
+            ring_copies=self.scheduler.rings.take_copies(),
+            logit_rows=np.arange(count * (1 + drafts)),
+            sample_slots=slots,
+            samples=tuple(SampleRow(s.request.params, s.seed, s.length, s.edits) for s in rows),
+            logprobs=_wanted(wanted),
+            draft=DraftInput(
+                verify=np.full(count, drafts, np.int64),
+                sample_rows=np.full(count, 1 + drafts, np.int64),
+                settled=np.array([s.settled for s in rows], np.int64),
+                known_ids=np.zeros(0, np.int64),
+                known_len=np.zeros(count, np.int64),
+                steps=drafts,
+            ),
+            round=RoundInput(start=start, recent=recent, drafts=drafts),
+        )
+        flight = _Flight(
+            batch=batch,
+            drawn=rows,
+            logit_rows=[1 + drafts] * count,
+            drafts=drafts,
+            decoding=frozenset(rows),
         )
         return flight, step
 
@@ -458,3 +531,10 @@ class EngineCore:
         for request, updates in self._outbox.values():
             request.handle.push(updates)
         self._outbox.clear()
+
+
+def _wanted(tops: Rows[int | None]) -> tuple[int, ...]:
+    """StepInput.logprobs."""
+    if all(top is None for top in tops):
+        return ()
+    return tuple(-1 if top is None else top for top in tops)

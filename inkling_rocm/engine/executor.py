@@ -81,6 +81,24 @@ class DraftInput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundInput:
+    """What makes a step a round (host/round.py): every row decodes and has the same number of
+    drafts. q_start, token_ids and the positions of `samples` are those of rows that got one token
+    in the round before; the device knows better.
+
+    Attributes:
+        start: int64 [B], position of the last known token; -1 = where the round before ended.
+        recent: int64 [B, N], the tokens up to it, one for each depth; 0 where start is -1 or there
+            are fewer.
+        drafts: of each row, and to be made.
+    """
+
+    start: NDArray
+    recent: NDArray
+    drafts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepInput:
     """One forward.
 
@@ -98,7 +116,7 @@ class StepInput:
         logprobs: alternatives wanted with the sampled tokens of each row, [n], -1 = no log
             probability; empty = none at all.
         scores: prompt rows to score.
-        draft: None without speculation.
+        draft: None without speculation. round: None = the rows are laid out afresh.
     """
 
     slots: NDArray
@@ -114,6 +132,7 @@ class StepInput:
     scores: tuple[Score, ...] = ()
     draft: DraftInput | None = None
     snapshots: NDArray | None = None
+    round: RoundInput | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -166,6 +185,11 @@ class Executor(Protocol):
     runs_ahead: bool
     counts_tokens: bool
     draft_steps: int
+
+    def takes_round(self, rows: int, drafts: int) -> bool:
+        """Whether a decoding batch of so many rows, each with so many drafts and without logit
+        edits, can be run as a round. Rounds run ahead, other steps of speculation do not."""
+        ...
 
     def run(self, step: StepInput) -> StepOutput:
         """Start a step; the arrays are not read after this returns.

@@ -16,6 +16,9 @@ from inkling_rocm.engine.decode_runner import DecodeRunner
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.memory import GIB, MemoryPlan, free_bytes
+from inkling_rocm.engine.speculative.mtp import MTPDrafter
+from inkling_rocm.engine.speculative.round_runner import RoundRunner
+from inkling_rocm.engine.speculative.round_sampler import RoundSampler
 from inkling_rocm.engine.token_sampler import DeviceTokenSampler, TokenSampler, TorchSampler
 from inkling_rocm.ops.registry import OpSet
 from kernel_base.arch import arch_of_device
@@ -58,28 +61,72 @@ def make_decode_runner(
     if parts.device.type == "cpu":
         return None
     _warm_up(parts, plan, host)
+    buckets = _buckets(parts, args, plan)
+    if buckets is None:
+        return None
+    runner = DecodeRunner(parts.model, host, buckets=buckets, max_kv=plan.context_length)
+    _capture(runner, parts.device)
+    return runner
+
+
+@torch.inference_mode()
+def make_round_runner(
+    parts: EngineParts,
+    args: EngineArgs,
+    plan: MemoryPlan,
+    host: EmbeddedHost,
+    drafter: MTPDrafter,
+    sampler: RoundSampler,
+    simulated: torch.Tensor | None,
+) -> RoundRunner | None:
+    """Compile what prompts need, then capture the rounds of speculation with draft blocks. Returns:
+    None where nothing is captured."""
+    if parts.device.type == "cpu":
+        return None
+    _warm_up(parts, plan, host)
+    buckets = _buckets(parts, args, plan)
+    if buckets is None:
+        return None
+    assert parts.drafts is not None
+    most = parts.drafts.depths
+    runner = RoundRunner(
+        parts.drafts,
+        host,
+        drafter,
+        sampler,
+        buckets=buckets,
+        drafts=tuple(range(most + 1)) if args.speculative_adaptive else (most,),
+        max_kv=plan.context_length,
+        simulated=simulated,
+    )
+    _capture(runner, parts.device)
+    return runner
+
+
+def _buckets(parts: EngineParts, args: EngineArgs, plan: MemoryPlan) -> tuple[int, ...] | None:
+    """Batch sizes to capture; None = nothing can or shall be."""
     reason = "--disable-cuda-graph" if args.disable_cuda_graph else None
     reason = reason or why_not_captured(parts.model.ops)
     if reason is not None:
         logger.info("no graphs: %s", reason)
         return None
     most = min(args.cuda_graph_max_bs or plan.max_running, plan.max_running)
-    buckets = decode_buckets(most)
     if args.cuda_graph_bs is not None:
-        buckets = tuple(size for size in args.cuda_graph_bs if size <= most) or (most,)
-    runner = DecodeRunner(parts.model, host, buckets=buckets, max_kv=plan.context_length)
-    before, started = free_bytes(parts.device), time.perf_counter()
+        return tuple(size for size in args.cuda_graph_bs if size <= most) or (most,)
+    return decode_buckets(most)
+
+
+def _capture(runner: DecodeRunner | RoundRunner, device: torch.device) -> None:
+    before, started = free_bytes(device), time.perf_counter()
     runner.capture()
-    free = free_bytes(parts.device)
+    free = free_bytes(device)
     logger.info(
-        "%d graphs of up to %d rows: %.1f s, %.3f GiB; %.2f GiB stay free",
-        len(buckets),
-        buckets[-1],
+        "graphs of up to %d rows: %.1f s, %.3f GiB; %.2f GiB stay free",
+        runner.buckets[-1],
         time.perf_counter() - started,
         (before - free) / GIB,
         free / GIB,
     )
-    return runner
 
 
 def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:

@@ -1,7 +1,8 @@
 """The host invariants as assertions, for tests and for hunting a fault in the field.
 
-I1 every key a row may see lies in its page table; I2 tokens without a slot belong to dummy rows; I5
-host bounds bound the device lengths; I6 rows may be empty; I7 no two rows share a writable slot.
+I1 every key a row may see lies in its page table; I2 tokens without a slot belong to dummy rows, or
+lie behind the allocated pages (in rounds, host/round.py); I5 host bounds bound the device lengths;
+I6 rows may be empty; I7 no two rows share a writable slot.
 (I3, re-running overwrites, and I4, independence of the batch, are properties of a run:
 tests/host_invariants.)
 """
@@ -54,10 +55,13 @@ def _check_pool(host: PooledHost, pool: PagePool, slots, q_start, kv_len) -> Non
     positions = host.meta.positions.cpu().numpy()
     written = write[write > 0]
     assert len(written) == len(set(written.tolist())), f"I7: {pool.name} slots written twice"
-    assert ((write > 0) == (slots[token_row] > 0)).all(), f"I2: {pool.name} slots and dummy rows"
+    covered = pool.end.astype(np.int64) * page_size  # positions with a page, by sequence slot
+    real_tokens = (slots[token_row] > 0) & (positions < covered[slots[token_row]])
+    assert ((write > 0) == real_tokens).all(), f"I2: {pool.name} slots, dummy rows, missing pages"
     for row in np.flatnonzero(slots):
         floor = max(int(q_start[row]) - (pool.window - 1), 0) if pool.window else 0
-        pages = np.arange(floor // page_size, -(-int(kv_len[row]) // page_size)) - first[row]
+        end = min(int(kv_len[row]), int(covered[slots[row]]))
+        pages = np.arange(floor // page_size, -(-end // page_size)) - first[row]
         assert (pages >= 0).all(), f"I1: {pool.name} row {row}: a visible page was freed"
         assert (table[row, pages] > 0).all(), f"I1: {pool.name} row {row}: a visible page is unset"
     real = np.flatnonzero(write)

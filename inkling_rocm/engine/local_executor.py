@@ -49,6 +49,18 @@ class DecodeRunner(Protocol):
         ...
 
 
+class RoundRunner(Protocol):
+    """Runs rounds from fixed buffers (speculative/round_runner.py)."""
+
+    def takes(self, rows: int, drafts: int) -> bool: ...
+
+    def follow_tables(self, step: StepInput) -> None: ...
+
+    def run(self, step: StepInput) -> tuple[Tensor, Tensor]:
+        """Returns: tokens [B, N + 1] and logits [B (N + 1), V]."""
+        ...
+
+
 class LocalExecutor:
     """An Executor over one model, host and sampler.
 
@@ -57,6 +69,7 @@ class LocalExecutor:
         runs_ahead: see Executor.
         decode: takes the steps that fit it; None = every forward is laid out afresh.
         speculation: verifies drafts and makes them; None = one token a row and step.
+        rounds: takes the rounds that fit it; None = none is one.
     """
 
     def __init__(
@@ -69,6 +82,7 @@ class LocalExecutor:
         runs_ahead: bool = False,
         decode: DecodeRunner | None = None,
         speculation: Speculation | None = None,
+        rounds: RoundRunner | None = None,
     ):
         self.model = model
         self.host = host
@@ -77,9 +91,14 @@ class LocalExecutor:
         self.counts_tokens = sampler.counts_tokens
         self.decode = decode
         self.speculation = speculation
+        self.rounds = rounds
         self.draft_steps = 0 if speculation is None else speculation.drafter.depths
         self._vocabulary = vocabulary
         self._last_tokens = host.last_tokens
+
+    def takes_round(self, rows: int, drafts: int) -> bool:
+        """See Executor."""
+        return self.rounds is not None and self.rounds.takes(rows, drafts)
 
     @torch.inference_mode()
     def run(self, step: StepInput) -> LocalOutput:
@@ -87,6 +106,13 @@ class LocalExecutor:
         for pool, changes in zip(self.host.pools, step.tables, strict=True):
             pool.copy_pages(changes.copies)
         self.host.rings.copy(step.ring_copies)
+        if step.round is not None:
+            assert self.rounds is not None
+            drawn, logits_nV = self.rounds.run(step)
+            found = self._logprobs(logits_nV, drawn.flatten(), step.logprobs)
+            return LocalOutput(drawn, found, step, [])
+        if self.rounds is not None:
+            self.rounds.follow_tables(step)
         if self.decode is not None and self.decode.fits(step):
             hidden_TH, host = self.decode.run(step)
         else:

@@ -33,7 +33,7 @@ class MemoryPlan:
         snapshots: ring slots of the prefix cache, beyond the others.
         slots: sequence slots, the dummy included.
         draft_depths: draft blocks that run behind the model. block_drafts: drafts a round of a
-            draft model of its own.
+            draft model of its own. rounds_ahead: rings also cover a round that runs ahead.
     """
 
     context_length: int
@@ -45,6 +45,7 @@ class MemoryPlan:
     draft_depths: int = 0
     block_drafts: int = 0
     snapshots: int = 0
+    rounds_ahead: bool = False
 
     @property
     def most_drafts(self) -> int:
@@ -54,8 +55,10 @@ class MemoryPlan:
     @property
     def draft_tokens(self) -> int:
         """Positions of a sequence that may be computed again or taken back: what a round verifies,
-        and what the draft blocks compute after it."""
-        return self.most_drafts + self.draft_depths
+        and what the draft blocks compute after it. A boundary of the prefix cache that a round has
+        passed is copied from the rings when the next round has run too."""
+        rounds = 2 if self.rounds_ahead else 1
+        return self.most_drafts + rounds * self.draft_depths
 
     @property
     def slots(self) -> int:
@@ -133,11 +136,13 @@ def plan_memory(
     page, size = args.page_size, dtype.itemsize
     page_bytes = {True: 0, False: 0}  # by layer_is_local
     slot_bytes = 0
+    rounds_ahead = not (args.disable_overlap_schedule or args.disable_radix_cache)
+    draft_rows = (3 if rounds_ahead else 2) * draft_depths + block_drafts
     for layer, is_local in enumerate(text.layer_is_local):
         attention = text.attention(layer)
         page_bytes[is_local] += 2 * page * attention.num_kv_heads * attention.head_dim * size
         channels = sum(ring_channels(text, layer, stream) for stream in CONV_STREAMS)
-        ring_rows = max(text.conv_taps - 1 + 2 * draft_depths + block_drafts, 1)
+        ring_rows = max(text.conv_taps - 1 + draft_rows, 1)
         slot_bytes += ring_rows * channels * size
     page_bytes[False] += page * block_token_bytes
     slot_bytes += 2 * draft_depths * text.hidden_size * size
@@ -215,6 +220,7 @@ def plan_memory(
         draft_depths=draft_depths,
         block_drafts=block_drafts,
         snapshots=snapshots,
+        rounds_ahead=rounds_ahead,
     )
 
 

@@ -101,6 +101,14 @@ class PagePool:
             return columns
         return min(columns, (self.window - 1 + self.lag) // self.page_size + 2)
 
+    def columns_for(self, depths: int) -> int:
+        """Most page table entries that a sequence may have in use in a round in front of so many
+        draft blocks (host/round.py), which may begin a round later than the host knows of."""
+        columns = self.table.shape[1] + 2 * depths // self.page_size + 2
+        if not self.window:
+            return columns
+        return min(columns, (self.window + 4 * depths) // self.page_size + 2)
+
     def layer_tensors(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of one of the model's layers, each [pages, page_size, g, D]."""
         k, v = self.storage[self.layers.index(layer)]

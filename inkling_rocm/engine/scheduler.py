@@ -85,6 +85,22 @@ class Scheduler:
         self._add_prefills(batch)
         return batch
 
+    def round_rows(self) -> list[Sequence]:
+        """The sequences that decode next, if nothing else could run beside them, else none."""
+        if any(s.remaining > 1 for s in self.running) or self._admissible() is not None:
+            return []
+        return [s for s in self.running if not (s.pending and s.complete)]
+
+    def grow_round(self, rows: Iterable[Sequence], drafts: int) -> bool:
+        """Allocate what a round writes to: after a round in flight that may have accepted every
+        draft it may begin `drafts` later. What no token can reach gets no page."""
+        for sequence in rows:
+            most = sequence.prompt_len + sequence.request.params.max_new_tokens
+            ahead = (drafts if sequence.pending else 0) + 1 + drafts
+            if not self._grow(sequence, min(ahead, most - sequence.computed)):
+                return False
+        return True
+
     def release(self, sequence: Sequence) -> None:
         """Free what a sequence holds and forget it, whatever it was doing."""
         if sequence.slot:
@@ -130,18 +146,20 @@ class Scheduler:
         )
 
     def _admit(self) -> None:
-        while len(self.running) < self.max_running and self.rings.free:
-            queue = self.preempted or self.waiting
-            if not queue or not self._fits(queue[0]):
-                return
-            sequence = queue[0]
-            if queue is self.preempted:
+        while (sequence := self._admissible()) is not None:
+            if self.preempted:
                 self.preempted.pop(0)
             else:
                 self.waiting.popleft()
             sequence.slot = self.rings.take()
             insort(self.running, sequence, key=_by_order)
             self.cache.attach(sequence)
+
+    def _admissible(self) -> Sequence | None:
+        """The waiting sequence that can start now."""
+        queue = self.preempted or self.waiting
+        room = len(self.running) < self.max_running and self.rings.free
+        return queue[0] if room and queue and self._fits(queue[0]) else None
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether the whole of a sequence can be computed beside what already runs, with a page

@@ -32,6 +32,7 @@ from inkling_rocm.engine.gpu import make_sampler
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
 from inkling_rocm.engine.memory import MemoryPlan, free_bytes
+from inkling_rocm.engine.speculative.round_sampler import RoundSampler
 from inkling_rocm.engine.token_sampler import TokenSampler
 from inkling_rocm.host.comm import TorchComm
 
@@ -102,6 +103,9 @@ class SharedSampler:
     def draft(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._comm.broadcast(self._sampler.draft(*args, **kwargs))
 
+    def for_rounds(self, *, rejection: bool) -> RoundSampler:
+        return _SharedRounds(self._sampler.for_rounds(rejection=rejection), self._comm)
+
 
 class ToldSampler:
     """A follower's: is told the tokens."""
@@ -120,8 +124,45 @@ class ToldSampler:
     def draft(self, logits_BV: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self._told(logits_BV, len(logits_BV))
 
+    def for_rounds(self, *, rejection: bool) -> RoundSampler:
+        return _ToldRounds(self._told)
+
     def _told(self, logits: Tensor, *shape: int) -> Tensor:
         return self._comm.broadcast(torch.empty(shape, dtype=torch.int64, device=logits.device))
+
+
+class _SharedRounds:
+    """Rank 0's in rounds. The other ranks see the same logits, but how a request draws does not
+    leave rank 0; a broadcast of a few numbers can be part of a graph."""
+
+    def __init__(self, sampler: RoundSampler, comm: TorchComm):
+        self._sampler = sampler
+        self._comm = comm
+
+    def prepare(self, step: StepInput) -> None:
+        self._sampler.prepare(step)
+
+    def verify(self, *args: Any) -> Tensor:
+        return self._comm.broadcast(self._sampler.verify(*args))
+
+    def draft(self, *args: Any) -> Tensor:
+        return self._comm.broadcast(self._sampler.draft(*args))
+
+
+class _ToldRounds:
+    """A follower's in rounds."""
+
+    def __init__(self, told: Callable[..., Tensor]):
+        self._told = told
+
+    def prepare(self, step: StepInput) -> None:
+        pass
+
+    def verify(self, logits_BMV: Tensor, *args: Any) -> Tensor:
+        return self._told(logits_BMV, *logits_BMV.shape[:2])
+
+    def draft(self, logits_BV: Tensor, *args: Any) -> Tensor:
+        return self._told(logits_BV, len(logits_BV))
 
 
 class Ranks:
@@ -256,6 +297,10 @@ class TensorParallelExecutor:
         self.draft_steps = local.draft_steps
         self._local = local
         self._ranks = ranks
+
+    def takes_round(self, rows: int, drafts: int) -> bool:
+        """See Executor."""
+        return self._local.takes_round(rows, drafts)
 
     def run(self, step: StepInput) -> StepOutput:
         """See Executor. Raises: RankLost."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from inkling_rocm.engine.executor import StepInput
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.sampler import SampleRow, sample
+from inkling_rocm.engine.speculative.round_sampler import RoundSampler, TorchRoundSampler
 from inkling_rocm.engine.speculative.verification import draw_drafts, verify_draft
 
 if TYPE_CHECKING:  # it imports Triton
@@ -51,6 +52,10 @@ class TokenSampler(Protocol):
         """One draft a row, int64 [B]; see verification.draw_drafts."""
         ...
 
+    def for_rounds(self, *, rejection: bool) -> RoundSampler:
+        """What verifies and drafts in rounds from fixed buffers."""
+        ...
+
 
 class TorchSampler:
     """As specified: sampler.sample and speculative/verification.py; waits for the device."""
@@ -77,6 +82,9 @@ class TorchSampler:
         self, logits_BV: Tensor, rows: Sequence[SampleRow], depth: int, *, rejection: bool
     ) -> Tensor:
         return draw_drafts(logits_BV, rows, depth, rejection=rejection)
+
+    def for_rounds(self, *, rejection: bool) -> RoundSampler:
+        return TorchRoundSampler(self, rejection=rejection)
 
 
 class DeviceTokenSampler:
@@ -137,6 +145,11 @@ class DeviceTokenSampler:
         self, logits_BV: Tensor, rows: Sequence[SampleRow], depth: int, *, rejection: bool
     ) -> Tensor:
         return self._sampler.draft(logits_BV, rows, depth, rejection=rejection)
+
+    def for_rounds(self, *, rejection: bool) -> RoundSampler:
+        from inkling_rocm.engine.device_round_sampler import DeviceRoundSampler  # imports Triton
+
+        return DeviceRoundSampler(self._sampler, rejection=rejection)
 
     def _admitted(self, step: StepInput) -> list[int]:
         """The slots of a step's samples, which hold these sequences' token counts."""

@@ -126,7 +126,7 @@ class PrefixCache:
         Returns: the snapshot slot and position that its forward is to fill; (0, 0) = none.
         """
         if sequence.remaining == 1 and (tokens > 1 or self.tree.lookahead):
-            self._rounds[sequence] = sequence.settled
+            self._rounds.setdefault(sequence, sequence.settled)
             return 0, 0
         end = sequence.computed + tokens
         by_copy = tokens == 1
@@ -181,9 +181,9 @@ class PrefixCache:
             if not capture.dropped:
                 self._publish(capture)
         self.drop(captures)
-        rounds, self._rounds = self._rounds, {}
-        for sequence, before in rounds.items():
+        for sequence, before in self._rounds.items():
             self._publish_passed(sequence, before)
+            self._rounds[sequence] = sequence.settled
 
     def _publish(self, capture: Capture) -> None:
         sequence = capture.sequence
@@ -209,7 +209,8 @@ class PrefixCache:
 
     def _publish_passed(self, sequence: Sequence, before: int) -> None:
         """Make the boundary reusable that the settled tokens of a sequence have passed since they
-        were `before`. For speculation, where a step is booked before the next one is planned."""
+        were `before`. For speculation, where that is known when a step is booked; the one after it
+        may have been started, and leaves the rings' rows at the boundary alone."""
         position = sequence.settled // self._interval * self._interval
         if position <= before or sequence.finished == "error" or not self._snapshots:
             return

@@ -29,6 +29,9 @@ class MTPDrafter:
 
     Args:
         keep_logits: keep what drafts are drawn from, for rejection sampling.
+
+    Attributes:
+        hidden: [slots, 2 depths, H], the model's hidden states by slot and position % (2 depths).
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class MTPDrafter:
         text = blocks.model.config.text
         embed = blocks.model.weights["embed"]
         rings, device = host.rings, embed.device
-        self._hidden = rings.add_storage(
+        self.hidden = rings.add_storage(
             2 * self.depths, text.hidden_size, dtype=embed.dtype, device=device
         )
         slots = len(host.last_tokens)
@@ -106,28 +109,28 @@ class MTPDrafter:
     def _hidden_states(self, confirmed: Confirmed, row: NDArray, position: NDArray) -> Tensor:
         """The model's hidden states of tokens (row, position): the step's, or those kept."""
         step, hidden_TH = confirmed.step, confirmed.hidden_TH
-        kept = self._hidden.shape[1]
+        kept = self.hidden.shape[1]
         start = step.q_start[row]
         old = np.flatnonzero(position < start)
         new = confirmed.first[row] + np.maximum(position - start, 0)
         found_TH = hidden_TH[upload(new, hidden_TH.device)]
         if len(old):
             at = step.slots[row[old]] * kept + position[old] % kept
-            source = self._hidden.view(-1, hidden_TH.shape[1])
+            source = self.hidden.view(-1, hidden_TH.shape[1])
             found_TH[upload(old, hidden_TH.device)] = source[upload(at, hidden_TH.device)]
         return found_TH
 
     def _keep_hidden_states(self, confirmed: Confirmed) -> None:
         """Store those of the last confirmed positions."""
         step, hidden_TH = confirmed.step, confirmed.hidden_TH
-        kept = self._hidden.shape[1]
+        kept = self.hidden.shape[1]
         begin = np.maximum(step.q_start, confirmed.end - kept)
         length = confirmed.end - begin
         row = np.repeat(np.arange(len(length)), length)
         position = np.arange(len(row)) + (begin - (np.cumsum(length) - length))[row]
         source = upload(confirmed.first[row] + position - step.q_start[row], hidden_TH.device)
         target = upload(step.slots[row] * kept + position % kept, hidden_TH.device)
-        self._hidden.view(-1, hidden_TH.shape[1])[target] = hidden_TH[source]
+        self.hidden.view(-1, hidden_TH.shape[1])[target] = hidden_TH[source]
 
 
 def _known_tokens(confirmed: Confirmed) -> tuple[NDArray, NDArray, NDArray]:

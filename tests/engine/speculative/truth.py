@@ -26,25 +26,31 @@ class TruthfulSampler:
 
     def __init__(self, engine, share: float):
         self.accepted = 0
+        self.texts: dict[int, list[int]] = {}  # tokens of each slot, ahead of the engine's books
+        self._drafted: list[list[int]] = []
         self._share = share
         self._rng = random.Random(1)
         self._engine = engine
         self._sampler = engine._core.executor.sampler
-        self._texts: list[list[int]] = []
         drafter = drafter_of(engine)
         propose, verify = drafter.propose, self._sampler.verify
 
         def proposing(confirmed):
             running = {s.slot: s for s in engine._core.scheduler.running}
-            self._texts = [
-                [*running[int(confirmed.step.slots[b])].tokens, *confirmed.tokens[b]]
-                for b in confirmed.drafting
-            ]
+            slots = [int(confirmed.step.slots[b]) for b in confirmed.drafting]
+            for slot, b in zip(slots, confirmed.drafting, strict=True):
+                self.texts[slot] = [*running[slot].tokens, *confirmed.tokens[b]]
+            self._drafted = [list(self.texts[slot]) for slot in slots]
             propose(confirmed)
 
-        def verifying(*args, **kwargs):
-            tokens = verify(*args, **kwargs)
+        def verifying(logits, drafts, draft_logits, step, **kwargs):
+            tokens = verify(logits, drafts, draft_logits, step, **kwargs)
             self.accepted += int((tokens >= 0).sum()) - len(tokens)
+            if step.round is not None:
+                slots = step.slots.tolist()
+                for slot, found in zip(slots, tokens.tolist(), strict=True):
+                    self.texts[slot] += [token for token in found if token >= 0]
+                self._drafted = [list(self.texts[slot]) for slot in slots]
             return tokens
 
         drafter.propose = proposing
@@ -54,7 +60,7 @@ class TruthfulSampler:
     def _draft(self, logits_BV, rows, depth, *, rejection):
         config = self._engine.config
         for b, row in enumerate(rows):
-            text = self._texts[b]
+            text = self._drafted[b]
             token = self._rng.randrange(logits_BV.shape[1])
             if self._rng.random() < self._share:
                 host = PlainHost(config, num_requests=1, max_len=len(text))
@@ -63,7 +69,7 @@ class TruthfulSampler:
                 hidden = model.forward(torch.tensor(text), host)
                 token = self._draw(model.logits(hidden[-1:], host), row, depth)
             text.append(token)
-        return torch.tensor([text[-1] for text in self._texts])
+        return torch.tensor([text[-1] for text in self._drafted])
 
     @staticmethod
     def _draw(logits, row, depth):
