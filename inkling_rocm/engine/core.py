@@ -71,6 +71,7 @@ class _Flight:
             to compute their prompt. forks: those whose siblings start.
         logit_rows: of each of `drawn`. drafts: to be made for each sequence that gets a token.
         decoding: the sequences of the batch that compute no prompt.
+        verified: drafts a row of a round, also where it had fewer; None = not a round.
         scored: prompt rows asked for. host_needed: the next step cannot be scheduled before this
             one is booked. captures: boundaries for the prefix cache.
     """
@@ -82,6 +83,7 @@ class _Flight:
     scored: list[tuple[Sequence, Score]] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
     drafts: int = 0
+    verified: int | None = None
     decoding: frozenset[Sequence] = frozenset()
     host_needed: bool = False
     captures: list[Capture] = field(default_factory=list)
@@ -190,14 +192,17 @@ class EngineCore:
         if self.speculation is None:
             return []
         rows = self.scheduler.round_rows()
-        offered = {sequence.drafts for sequence in rows}
-        if len(offered) != 1 or any(sequence.edits.active for sequence in rows):
+        if not rows or any(sequence.edits.active for sequence in rows):
             return []
-        (drafts,) = offered
+        self._chosen = drafts = self.speculation.choose(len(rows))
         if not self.executor.takes_round(len(rows), drafts):
             return []
-        self._chosen = self.speculation.choose(len(rows))
-        if self._chosen != drafts or not self.scheduler.grow_round(rows, drafts):
+        # Of a slot for which none were made (a continuation's first), those on the device are
+        # somebody else's. Otherwise there may be more or fewer than are verified now.
+        if drafts and not all(sequence.drafts for sequence in rows):
+            return []
+        in_flight = 0 if self._flight is None else self._flight.drafts
+        if not self.scheduler.grow_round(rows, drafts, in_flight):
             return []
         return [(sequence, 1 + drafts) for sequence in rows]
 
@@ -296,7 +301,7 @@ class EngineCore:
     def _plan_round(self, batch: Rows[tuple[Sequence, int]]) -> tuple[_Flight, StepInput]:
         """The same for a round."""
         rows, count = [sequence for sequence, _ in batch], len(batch)
-        drafts, depths = rows[0].drafts, self.executor.draft_steps
+        drafts, depths = batch[0][1] - 1, self.executor.draft_steps
         for sequence, tokens in batch:
             self.scheduler.cache.plan(sequence, tokens)
         start = np.full(count, -1, np.int64)
@@ -334,6 +339,7 @@ class EngineCore:
             drawn=rows,
             logit_rows=[1 + drafts] * count,
             drafts=drafts,
+            verified=drafts,
             decoding=frozenset(rows),
         )
         return flight, step
@@ -452,13 +458,13 @@ class EngineCore:
             flight.drawn, result.tokens, flight.logit_rows, strict=True
         ):
             if sequence in flight.decoding and tokens and not sequence.finished:
-                drafted.append(rows - 1)
+                drafted.append(min(rows - 1, sequence.drafts))
                 accepted.append(len(tokens) - 1)
                 counts = sequence.draft_counts or DraftCounts()
                 sequence.draft_counts = counts.after(drafted[-1], accepted[-1])
         alone = before is not None and len(flight.decoding) == len(flight.batch)
         seconds = now - before if alone and before is not None else None
-        self.speculation.book(drafted, accepted, seconds, made=flight.drafts)
+        self.speculation.book(drafted, accepted, seconds, steps=flight.verified, made=flight.drafts)
 
     def _add_tokens(self, flight: _Flight, result: StepResult) -> None:
         now = time.perf_counter()

@@ -82,15 +82,15 @@ class DraftInput:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundInput:
-    """What makes a step a round (host/round.py): every row decodes and has the same number of
-    drafts. q_start, token_ids and the positions of `samples` are those of rows that got one token
-    in the round before; the device knows better.
+    """What makes a step a round (host/round.py): every row decodes and verifies the same number of
+    drafts; those a row lacks are -1 on the device. q_start, token_ids and the positions of
+    `samples` are those of rows that got one token in the round before; the device knows better.
 
     Attributes:
         start: int64 [B], position of the last known token; -1 = where the round before ended.
         recent: int64 [B, N], the tokens up to it, one for each depth; 0 where start is -1 or there
             are fewer.
-        drafts: of each row, and to be made.
+        drafts: to verify of each row, and to be made.
     """
 
     start: NDArray

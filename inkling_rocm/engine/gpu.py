@@ -95,7 +95,7 @@ def make_round_runner(
         drafter,
         sampler,
         buckets=buckets,
-        drafts=tuple(range(most + 1)) if args.speculative_adaptive else (most,),
+        drafts=tuple(range(1, most + 1)) if args.speculative_adaptive else (most,),
         max_kv=plan.context_length,
         simulated=simulated,
     )

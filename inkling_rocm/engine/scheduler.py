@@ -91,12 +91,12 @@ class Scheduler:
             return []
         return [s for s in self.running if not (s.pending and s.complete)]
 
-    def grow_round(self, rows: Iterable[Sequence], drafts: int) -> bool:
+    def grow_round(self, rows: Iterable[Sequence], drafts: int, in_flight: int) -> bool:
         """Allocate what a round writes to: after a round in flight that may have accepted every
-        draft it may begin `drafts` later. What no token can reach gets no page."""
+        draft it may begin `in_flight` later. What no token can reach gets no page."""
         for sequence in rows:
             most = sequence.prompt_len + sequence.request.params.max_new_tokens
-            ahead = (drafts if sequence.pending else 0) + 1 + drafts
+            ahead = (in_flight if sequence.pending else 0) + 1 + drafts
             if not self._grow(sequence, min(ahead, most - sequence.computed)):
                 return False
         return True

@@ -33,7 +33,7 @@ from inkling_rocm.engine.speculative.round_cost import RoundCost
 logger = logging.getLogger(__name__)
 
 EVERY = 16  # timed rounds between two decisions
-PROBE = 2  # rounds; the first verifies what was drafted before it, so its time is of neither
+PROBE = 2  # rounds; what the first drafts, the second verifies
 LONGEST_WAIT = 128  # timed rounds between two probes
 GROWTH = 1.25  # of the wait, by every probe of what was measured before
 CHANGE = 0.15  # of the estimated tokens per second, relative, after which probes come faster again

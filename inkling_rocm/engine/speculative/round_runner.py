@@ -63,7 +63,7 @@ class _Bucket:
 
 
 class RoundRunner:
-    """Runs rounds of decoding rows that all have the same number of drafts.
+    """Runs rounds of decoding rows, which verify the same number of drafts and get as many.
 
     Args:
         host: whose pools, rings and communication the forwards use.

@@ -56,7 +56,7 @@ class SpeculationStats:
                 had none (a grammar).
             seconds: from the end of the round before to the end of this one; None where that says
                 nothing about a round's cost (the first one, a step that computed prompts too).
-            steps: as chosen for the drafts that were verified; None = the most that a row had.
+            steps: drafts a row verifies, also where it had fewer; None = the most that one had.
             made: as chosen for those made for the next round; None = as many.
         """
         if not drafted:

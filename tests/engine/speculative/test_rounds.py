@@ -96,21 +96,39 @@ def test_a_row_whose_logits_are_edited_takes_the_batch_with_it(plain):
         assert 30 < rounds.run < 58, "rounds begin where the penalised one has ended"
 
 
-def test_number_of_drafts_changes(plain):
-    """As with --speculative-adaptive: rounds of any number, and one other step at each change."""
+@pytest.mark.parametrize("fewest", [0, 1])
+def test_number_of_drafts_changes(plain, fewest):
+    """As with --speculative-adaptive. A round verifies as many drafts as it is to make, whether
+    more or fewer were made before; only after none were made (fewest = 0) is another step taken."""
     with tiny_engine(CONFIG, speculative_num_steps=4) as engine:
         rounds = Rounds(engine, drafts=(0, 1, 2, 3, 4))
         truthful, rng = TruthfulSampler(engine, 0.7), random.Random(3)
-        plan = [k for k in rng.choices(range(5), k=40) for _ in range(3)]
-        engine._core.speculation.choose = lambda batch: plan.pop() if plan else 4
-        taken = []
-        takes = rounds.runner.takes
+        plan = [k for k in rng.choices(range(fewest, 5), k=40) for _ in range(3)]
+        stats, executor = engine._core.speculation, engine._core.executor
+        stats.choose = lambda batch: plan.pop() if plan else 4
+        taken, booked, others = [], [], []
+        takes, book, run = rounds.runner.takes, stats.book, executor.run
         rounds.runner.takes = lambda rows, k: taken.append(k) or takes(rows, k)
+
+        def booking(drafted, accepted, seconds, *, steps, made):
+            booked.append((max(drafted, default=0), steps, made))
+            book(drafted, accepted, seconds, steps=steps, made=made)
+
+        def running(step):
+            if step.round is None and (step.q_len == step.draft.verify + 1).all():
+                others.append(step)
+            return run(step)
+
+        stats.book, executor.run = booking, running
         handles = [engine.submit(*request) for request in REQUESTS]
         assert [tokens_of(handle) for handle in handles] == plain
-        assert set(taken) == {0, 1, 2, 3, 4}
+        assert set(taken) == set(range(fewest, 5))
         assert rounds.run > 10
         assert truthful.accepted > 20
+        assert any(steps and drafted < steps for drafted, steps, _ in booked), "grew in a round"
+        assert all(steps in (None, made) for _, steps, made in booked)
+        if fewest:
+            assert len(others) <= 1, "the forks' first"
 
 
 def test_logprobs_are_those_of_the_tokens():
