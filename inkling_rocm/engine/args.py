@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -209,5 +210,5 @@ def check_prefix_cache(args: EngineArgs) -> None:
         )
     for name in ("hicache_size", "hicache_storage_size"):
         value = getattr(args, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} {value}: wanted more than 0 GB")

@@ -179,7 +179,7 @@ def plan_memory(
             f"{budget / GIB:.2f} GiB for pages and rings do not hold one sequence "
             f"({global_pages} global pages, {window_pages} window pages, rings "
             f"{ring_bytes / GIB:.2f} GiB); raise mem_fraction_static or max_total_tokens, or lower "
-            "max_running_requests"
+            f"max_running_requests{' or prefix_snapshots' if args.prefix_snapshots else ''}"
         )
     held = (global_pages - 1) * page
     if context > held:

@@ -26,6 +26,7 @@ def check_speculative(args: EngineArgs) -> None:
             for name in (
                 "num_steps",
                 "num_draft_tokens",
+                "eagle_topk",
                 "use_rejection_sampling",
                 "draft_model_path",
                 "adaptive",

@@ -84,3 +84,8 @@ def test_snapshots_are_planned():
 def test_refusals(args, message):
     with pytest.raises(ValueError, match=message):
         EngineArgs(model_path="x", **args)
+
+
+def test_too_many_snapshots_are_named():
+    with pytest.raises(ValueError, match="or lower max_running_requests or prefix_snapshots"):
+        plan_of(prefix_snapshots=10_000_000)

@@ -140,6 +140,8 @@ def test_draft_blocks_state_comes_back():
         ({"enable_hierarchical_cache": True, "hicache_storage_backend": "nixl"}, 'only "file"'),
         ({"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}, "both"),
         ({"enable_hierarchical_cache": True, "hicache_size": -1.0}, "more than 0"),
+        ({"enable_hierarchical_cache": True, "hicache_size": float("nan")}, "more than 0"),
+        ({"enable_hierarchical_cache": True, "hicache_storage_size": float("inf")}, "more than 0"),
     ],
 )
 def test_refusals(args, message):

@@ -122,3 +122,5 @@ def test_refusals():
         )
     with pytest.raises(ValueError, match="speculative_adaptive means nothing without"):
         EngineArgs(model_path="demo", speculative_adaptive=True)
+    with pytest.raises(ValueError, match="speculative_eagle_topk means nothing without"):
+        EngineArgs(model_path="demo", speculative_eagle_topk=2)
