@@ -166,13 +166,14 @@ class Scheduler:
         left over for each running sequence so that it is not preempted at once."""
         if not self.running:
             return True
-        for pool in self.pools:
+        shared = self.cache.in_use(sequence)
+        for pool, in_use in zip(self.pools, shared, strict=True):
             promised = sum(
                 min(pool.missing(s.slot, s.length), self._pages(pool, s.length))
                 for s in self.running
                 if s.remaining > 1
             )
-            wanted = self._pages(pool, sequence.length) + len(self.running)
+            wanted = self._pages(pool, sequence.length) - in_use + len(self.running)
             if pool.free - promised < wanted:
                 return False
         return True

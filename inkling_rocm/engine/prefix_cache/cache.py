@@ -114,6 +114,17 @@ class PrefixCache:
         self._tips[sequence] = boundary
         self._attached.append(sequence)
 
+    def in_use(self, sequence: Sequence) -> list[int]:
+        """Pages of each pool that a waiting sequence would share with those that run."""
+        most = min(len(sequence.tokens) - 1, self._needless(sequence)) - self.tree.lookahead
+        boundary, _ = self.tree.match(sequence.tokens, most)
+        path = self.tree.path(boundary, 0)
+        first = [self.tree.first_page(pool, len(path) * self.page_size) for pool in self.pools]
+        return [
+            sum(not pool.only_cached(node.pages[number]) for node in path[first[number] :])
+            for number, pool in enumerate(self.pools)
+        ]
+
     def limit(self, sequence: Sequence, tokens: int) -> int:
         """How many of the next `tokens` of a prompt to compute: a chunk ends where prompts part, so
         that the next one of them finds a boundary there."""
@@ -212,6 +223,8 @@ class PrefixCache:
         were `before`. For speculation, where that is known when a step is booked; the one after it
         may have been started, and leaves the rings' rows at the boundary alone."""
         position = sequence.settled // self._interval * self._interval
+        if sequence.pending:  # a later step has written to the rings
+            return
         if position <= before or sequence.finished == "error" or not self._snapshots:
             return
         if self._exists(sequence, position):

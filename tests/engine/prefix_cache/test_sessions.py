@@ -125,11 +125,20 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("mode", [None, (1, 2, 4, 8)], ids=["plain", "ahead"])
+PLAIN, AHEAD = None, (1, 2, 4, 8)
+FULL = pytest.mark.full
+
+
 @pytest.mark.parametrize(
-    "count", [20, pytest.param(1000, marks=pytest.mark.full)], ids=["few", "many"]
+    ("short", "mode", "count"),
+    [
+        ("snapshots", PLAIN, 15),
+        ("global", AHEAD, 15),
+        ("window", AHEAD, 15),
+        *(pytest.param(short, PLAIN, 200, marks=FULL) for short in SETTINGS),
+        *(pytest.param(short, AHEAD, 200, marks=FULL) for short in SETTINGS),
+    ],
 )
-@pytest.mark.parametrize("short", SETTINGS)
 def test_outputs_are_those_without_a_cache(short, mode, count, monkeypatch):
     monkeypatch.setattr(history_model, "BUCKETS", mode)
     args, expected = SETTINGS[short]
@@ -149,11 +158,16 @@ def with_tiers(core, folder, *, host_bytes, disk_bytes=0):
     return store
 
 
-@pytest.mark.parametrize("mode", [None, (1, 2, 4, 8)], ids=["plain", "ahead"])
 @pytest.mark.parametrize(
-    "count", [20, pytest.param(1000, marks=pytest.mark.full)], ids=["few", "many"]
+    ("disk_bytes", "mode", "count"),
+    [
+        (0, PLAIN, 15),
+        (400_000, AHEAD, 15),
+        pytest.param(0, AHEAD, 1000, marks=FULL),
+        pytest.param(400_000, PLAIN, 1000, marks=FULL),
+        pytest.param(400_000, AHEAD, 1000, marks=FULL),
+    ],
 )
-@pytest.mark.parametrize("disk_bytes", [0, 400_000], ids=["host", "disk"])
 def test_outputs_with_tiers_are_those_without_a_cache(
     disk_bytes, mode, count, monkeypatch, tmp_path
 ):

@@ -61,8 +61,8 @@ def worst_draft_error(steps, truth, *, rounds=False, **args):
     ("steps", "args"),
     [
         (2, {}),
-        (8, {"chunked_prefill_size": 25}),
         (8, {"rounds": True}),
+        pytest.param(8, {"chunked_prefill_size": 25}, marks=pytest.mark.full),
         pytest.param(2, {"rounds": True}, marks=pytest.mark.full),
         pytest.param(1, {}, marks=pytest.mark.full),
         pytest.param(3, {"chunked_prefill_size": 9}, marks=pytest.mark.full),

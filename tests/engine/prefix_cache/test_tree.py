@@ -151,7 +151,7 @@ class Failing(HistoryModel):
             raise RuntimeError("planted")
 
 
-@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("at", range(1, 9, 2))
 @pytest.mark.usefixtures("mode")
 def test_a_failed_step_leaves_nothing_wrong(at):
     """A second request hits what the first left; one of their steps fails."""
@@ -188,6 +188,26 @@ def test_a_preempted_sequence_hits_what_it_left():
     assert_empty(core)
 
 
+def test_shared_pages_do_not_keep_a_sequence_waiting():
+    """Six of ten pages hold the prompt of a running sequence; another with the same one needs two
+    more."""
+    core = history_core(page_size=16, max_total_tokens=160, chunked_prefill_size=16)
+    prompt = PROMPT + PROMPT[:26]
+    long = SamplingParams(temperature=0.0, max_new_tokens=20, ignore_eos=True)
+    first = add_request(core, 1, prompt, long)
+    while not first.handle.tokens():
+        core.step()
+    second = add_request(core, 2, prompt + PROMPT[:8], long)
+    third = add_request(core, 3, PROMPT[::-1], long)
+    core.step()
+    assert second.sequences[0].slot
+    assert not third.sequences[0].slot
+    run_to_end(core)
+    for request in (first, second, third):
+        assert request.handle.tokens() == reference_tokens(request.prompt_ids, long)
+    assert_empty(core)
+
+
 @pytest.mark.usefixtures("mode")
 def test_only_confirmed_tokens_are_in_the_tree():
     """Sequences that end by a stop id have a step in flight beyond it when they run ahead."""
@@ -207,7 +227,7 @@ def test_only_confirmed_tokens_are_in_the_tree():
 
 
 @pytest.mark.usefixtures("mode")
-@pytest.mark.parametrize("moment", range(1, 14))
+@pytest.mark.parametrize("moment", range(1, 14, 3))
 def test_aborted_between_a_boundary_and_its_booking(moment):
     core = history_core(page_size=1, chunked_prefill_size=24)
     add_request(core, 1, PROMPT, GREEDY)
