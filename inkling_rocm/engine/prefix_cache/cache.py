@@ -223,8 +223,6 @@ class PrefixCache:
         were `before`. For speculation, where that is known when a step is booked; the one after it
         may have been started, and leaves the rings' rows at the boundary alone."""
         position = sequence.settled // self._interval * self._interval
-        if sequence.pending:  # a later step has written to the rings
-            return
         if position <= before or sequence.finished == "error" or not self._snapshots:
             return
         if self._exists(sequence, position):
