@@ -19,7 +19,7 @@ class SpeculationSnapshot:
     """What speculation has done since the start; a row's part of a verification counts as one.
 
     Attributes:
-        num_steps: draft steps of the last round.
+        num_steps: draft steps of the last round, as chosen: rows near their end have fewer drafts.
         rounds: verification forwards. verifications: rows in them.
         drafted, accepted: drafts by depth, from depth 0 on. A draft counts as drafted at its depth
             whether or not the drafts before it were accepted.

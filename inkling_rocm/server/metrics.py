@@ -206,7 +206,7 @@ def _speculation(stats: SpeculationSnapshot) -> Iterator[Metric]:
         "inkling_spec_accept_rate": ("Share of drafts accepted lately.", stats.accept_rate),
         "inkling_spec_num_steps": ("Draft steps of the last round.", stats.num_steps),
         "inkling_spec_num_draft_tokens": (
-            "Tokens a row verified in the last round.",
+            "Tokens a row verifies after that round: its drafts and one more.",
             stats.num_steps + 1,
         ),
     }

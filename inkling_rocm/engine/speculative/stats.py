@@ -65,7 +65,7 @@ class SpeculationStats:
         assert ((accepted_B >= 0) & (accepted_B <= drafted_B) & (drafted_B <= self._most)).all()
         steps = int(drafted_B.max()) if steps is None else steps
         depth_N1 = np.arange(self._most)[:, None]
-        self._last_steps = steps
+        self._last_steps = steps if made is None else made
         self._rounds += 1
         self._verifications += len(drafted)
         self._drafted_N += (depth_N1 < drafted_B).sum(1)

@@ -36,6 +36,13 @@ def test_counts_by_hand():
     assert metrics.rounds == [([3, 3], [2, 0], 3, 0.5), ([2, 0], [2, 0], 3, None)]
 
 
+def test_the_steps_are_those_chosen():
+    """Rows that must end soon verify fewer drafts than are made for the others."""
+    stats = SpeculationStats(3, NoMetrics())
+    stats.book([1, 0], [1, 0], None, made=2)
+    assert stats.snapshot().num_steps == 2
+
+
 def test_lately_forgets():
     stats = SpeculationStats(2, NoMetrics())
     for accepted in (0, 2):
