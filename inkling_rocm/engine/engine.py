@@ -398,7 +398,8 @@ class Engine:
                     commands.pop(0)()
                 if closing:
                     core.abort_all()
-                    core.scheduler.cache.save()
+                    if self.args.hicache_storage_backend is not None:
+                        core.scheduler.cache.save()
                     return
                 if not core.idle:
                     core.step()
