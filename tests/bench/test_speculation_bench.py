@@ -7,7 +7,7 @@ import pytest
 
 from bench.speculation import tables
 from bench.speculation.rounds import MARK, RoundWatch, runtime_calls
-from bench.speculation.run import gate, main, waits
+from bench.speculation.run import gate, main, waits, way_of
 
 
 def test_calls_between_the_marks_are_counted():
@@ -57,6 +57,24 @@ def test_gate():
 
 def test_tables_without_rows():
     assert tables.rounds([]) == tables.acceptance([]) == tables.NONE_YET
+
+
+def test_a_row_a_way_makes_one_line():
+    row = {
+        "op": "round", "batch": 1, "steps": 8, "rounds_per_s": 90.0, "gate": "pass",
+        "blocking_calls_per_round": 0.0, "event_waits_per_round": 1.0, "evidence": "measured",
+        "device": "a GPU", "commit": "c",
+    }  # fmt: skip
+    rows = [
+        {**row, "how": how, "p50_us": us} for how, us in zip(tables.WAYS, (1, 2, 3), strict=True)
+    ]
+    (line,) = tables.rounds(rows).splitlines()[2:]
+    assert line == "| 1, 8 | 1 | 2 | 3 | 90.0 | 0.0 | 1.0 | pass | measured, a GPU, commit c |"
+    ways = SimpleNamespace(decode=None, rounds=object(), speculation=object())
+    engine = SimpleNamespace(_core=SimpleNamespace(executor=ways))
+    found = [way_of(engine, apart=apart) for apart in (False, True)]
+    ways.rounds = None
+    assert (*found, way_of(engine, apart=False)) == tables.WAYS
 
 
 @pytest.mark.full
