@@ -48,7 +48,7 @@ def poison(engine):
 @pytest.mark.parametrize(
     ("steps", "args"),
     [
-        (1, {}),
+        pytest.param(1, {}, marks=pytest.mark.full),
         pytest.param(2, {"chunked_prefill_size": 5, "page_size": 1}, marks=pytest.mark.full),
         (8, {}),
         (2, {"page_size": 1, "max_total_tokens": 140}),
@@ -152,25 +152,28 @@ def test_logprobs_are_those_of_the_tokens():
 
 
 @pytest.mark.parametrize(
-    ("steps", "truth"),
+    ("steps", "truth", "args"),
     [
-        (1, 0.5),
-        (8, 0.5),
-        *(pytest.param(steps, 0.0, marks=pytest.mark.full) for steps in (1, 2, 8)),
-        pytest.param(2, 0.5, marks=pytest.mark.full),
+        (1, 0.5, {}),
+        (8, 0.5, {}),
+        *(pytest.param(steps, 0.0, {}, marks=pytest.mark.full) for steps in (1, 2, 8)),
+        pytest.param(2, 0.5, {"chunked_prefill_size": 3}, marks=pytest.mark.full),
+        pytest.param(8, 0.5, {"max_total_tokens": 96, "page_size": 1}, marks=pytest.mark.full),
     ],
+    ids=str,
 )
-def test_draft_logits_of_every_depth_are_those_of_a_fresh_run(steps, truth):
+def test_draft_logits_of_every_depth_are_those_of_a_fresh_run(steps, truth, args):
     with tiny_engine(
-        CONFIG, speculative_num_steps=steps, speculative_use_rejection_sampling=True
+        CONFIG, speculative_num_steps=steps, speculative_use_rejection_sampling=True, **args
     ) as engine:
         poison(engine)
         rounds, truthful = Rounds(engine), TruthfulSampler(engine, truth)
         errors = DraftErrors(engine, truthful)
-        handles = [engine.submit(prompt_of(1 + 9 * i, i), GREEDY) for i in range(3)]
+        handles = [engine.submit(prompt_of(1 + 9 * i, i), GREEDY) for i in range(4 if args else 3)]
         for handle in handles:
             tokens_of(handle)
         assert rounds.ahead > 1
+        assert (engine.stats().preemptions > 0) == ("max_total_tokens" in args)
     assert len(errors.found) > 3 * rounds.run / 2
     assert max(errors.found) < 1e-3
 
@@ -194,7 +197,7 @@ def test_a_window_that_begins_too_late_shows(monkeypatch):
     ) as engine:
         Rounds(engine)
         errors = DraftErrors(engine, TruthfulSampler(engine, 0.5))
-        tokens_of(engine.submit(prompt_of(20), LONG))
+        tokens_of(engine.submit(prompt_of(20), GREEDY))
     assert max(errors.found) > 1e-2
 
 
