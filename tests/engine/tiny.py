@@ -17,6 +17,7 @@ from inkling_rocm.config import (
     TextConfig,
 )
 from inkling_rocm.engine import Engine, EngineArgs
+from inkling_rocm.engine.core import EngineCore
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.model import DraftBlocks, InklingModel
 from inkling_rocm.ops import resolve_ops
@@ -111,6 +112,13 @@ def tiny_engine(config: InklingConfig | None = None, **args) -> Engine:
     )
     settings = {"page_size": 16, "max_running_requests": 8, "check_invariants": True, **args}
     return Engine(EngineArgs(model_path="tiny", skip_tokenizer_init=True, **settings), parts=parts)
+
+
+def core_of(engine: Engine) -> EngineCore:
+    """The core of an engine, for a test to step: the engine's own thread, which would step it at
+    the same time if it came to run late, is ended."""
+    engine.shutdown()
+    return engine._core
 
 
 @torch.inference_mode()

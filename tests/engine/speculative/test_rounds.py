@@ -16,7 +16,7 @@ from tests.engine.speculative.rounds import DraftErrors, Rounds
 from tests.engine.speculative.test_mtp import CONFIG, GREEDY, outputs, prompt_of, tokens_of
 from tests.engine.speculative.truth import TruthfulSampler, drafter_of
 from tests.engine.test_run_ahead import waits_before_next_run, watch
-from tests.engine.tiny import tiny_engine
+from tests.engine.tiny import core_of, tiny_engine
 
 LONG = SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True)
 PENALISED = SamplingParams(max_new_tokens=12, seed=9, repetition_penalty=1.3, ignore_eos=True)
@@ -263,7 +263,7 @@ def test_a_round_asks_the_device_for_nothing(plain, monkeypatch):
 def test_the_next_round_is_started_before_this_one_is_booked():
     with tiny_engine(CONFIG, speculative_num_steps=2) as engine:
         Rounds(engine)
-        core = engine._core
+        core = core_of(engine)
         log = watch(core)
         add_request(core, 1, prompt_of(9), GREEDY)
         run_to_end(core)
@@ -282,7 +282,7 @@ def test_a_stop_id_costs_one_round_and_no_more(plain):
         with tiny_engine(CONFIG, speculative_num_steps=3) as engine:
             rounds = Rounds(engine)
             TruthfulSampler(engine, truth)
-            core, expected = engine._core, tokens[: tokens.index(stop) + 1]
+            core, expected = core_of(engine), tokens[: tokens.index(stop) + 1]
             request = add_request(core, 1, prompt_of(1), params)
             run_to_end(core)
             assert request.handle.tokens() == expected
@@ -298,7 +298,7 @@ def test_aborts_preemption_and_reuse_with_a_round_in_flight(plain):
         with tiny_engine(CONFIG, speculative_num_steps=2, max_running_requests=2) as engine:
             Rounds(engine)
             TruthfulSampler(engine, 0.5)
-            core = engine._core
+            core = core_of(engine)
             add_request(core, 1, prompt_of(12), LONG)
             kept = add_request(core, 2, *REQUESTS[0])
             for _ in range(moment):
@@ -317,7 +317,7 @@ def test_aborts_preemption_and_reuse_with_a_round_in_flight(plain):
 def test_a_round_that_fails_in_flight_ends_its_requests_only(plain):
     with tiny_engine(CONFIG, speculative_num_steps=2) as engine:
         Rounds(engine)
-        core = engine._core
+        core = core_of(engine)
         request = add_request(core, 1, prompt_of(9), LONG)
         for _ in range(3):
             core.step()

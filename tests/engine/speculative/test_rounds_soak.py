@@ -12,7 +12,7 @@ from tests.engine.speculative.rounds import Rounds
 from tests.engine.speculative.test_mtp import CONFIG, prompt_of
 from tests.engine.speculative.test_rounds import poison
 from tests.engine.speculative.truth import TruthfulSampler
-from tests.engine.tiny import VOCAB, tiny_engine
+from tests.engine.tiny import VOCAB, core_of, tiny_engine
 
 EDITS = ({"repetition_penalty": 1.2}, {"logit_bias": {5: 1.0}}, {"min_new_tokens": 4})
 
@@ -59,7 +59,7 @@ def answers(core, requests, rng, *, aborts):
 def test_random_requests(seed):
     requests, rng = requests_of(random.Random(seed)), random.Random(seed + 1)
     with tiny_engine(CONFIG) as engine:
-        wanted = answers(engine._core, requests, random.Random(seed), aborts=False)
+        wanted = answers(core_of(engine), requests, random.Random(seed), aborts=False)
     steps = rng.choice([1, 2, 3, 8])
     with tiny_engine(
         CONFIG,
@@ -76,7 +76,7 @@ def test_random_requests(seed):
         engine._core.speculation.choose = lambda batch: (
             rng.randint(0, steps) if rng.random() < 0.1 else steps
         )
-        found = answers(engine._core, requests, rng, aborts=True)
+        found = answers(core_of(engine), requests, rng, aborts=True)
     assert rounds.run
     for got, want in zip(found, wanted, strict=True):
         for (tokens, reason), (all_tokens, expected) in zip(got, want, strict=True):
