@@ -102,11 +102,11 @@ class HostStore:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return
+            data = layout.pack(tensors)  # before blocks are taken: it may find no memory
             blocks = self._take(layout.nbytes)
             if blocks is None:
                 self._stats.dropped += 1
                 return
-            data = layout.pack(tensors)
             if data.device.type == "cpu":
                 self._wait_for_copies()
             start = 0

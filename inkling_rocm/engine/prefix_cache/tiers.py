@@ -8,9 +8,13 @@ its last page. So an entry is only found behind the very tokens it was computed 
 from __future__ import annotations
 
 import hashlib
+import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.prefix_cache.stats import TiersStats
@@ -18,6 +22,8 @@ from inkling_rocm.engine.prefix_cache.store import HostStore
 from inkling_rocm.engine.prefix_cache.transfer import page_views, restore, slot_views
 from inkling_rocm.engine.prefix_cache.tree import Node, PrefixTree
 from inkling_rocm.engine.rings import ConvRings
+
+logger = logging.getLogger(__name__)
 
 SNAPSHOT = b"snapshot"
 
@@ -70,13 +76,13 @@ class Tiers:
         """Put the page that a node holds of a pool."""
         pool = self._pools[number]
         key = _entry(self._digest(node), pool.name.encode())
-        self.store.put(key, page_views(pool, node.pages[number]))
+        self._put(key, page_views(pool, node.pages[number]))
 
     def save_snapshot(self, node: Node) -> None:
         """Put a boundary's snapshot."""
         self._make_copies()
         key = _entry(self._digest(node), SNAPSHOT)
-        self.store.put(key, slot_views(self._rings, node.snapshot))
+        self._put(key, slot_views(self._rings, node.snapshot))
 
     def prefetch(self, tokens: Sequence[int]) -> None:
         """Begin to read from the disk what a sequence with these tokens may hit."""
@@ -129,13 +135,13 @@ class Tiers:
         try:
             for number, index, key in missing:
                 pool = self._pools[number]
-                entry = self.store.get(key, self._device) if pool.free else None
+                entry = self._get(key) if pool.free else None
                 if entry is None:
                     self._failed_loads += 1
                     return None
                 page = pages[number][index] = pool.take()
                 restore(page_views(pool, page), entry)
-            entry = self.store.get(_entry(found.digests[-1], SNAPSHOT), self._device)
+            entry = self._get(_entry(found.digests[-1], SNAPSHOT))
             if entry is None or not self._tree.attached(found.base):
                 self._failed_loads += 1
                 return None
@@ -170,6 +176,21 @@ class Tiers:
 
     def _first(self, found: Found, pool: PagePool) -> int:
         return self._tree.first_page(pool, found.position) if pool.window else found.base.depth
+
+    def _put(self, key: bytes, tensors: Mapping[str, Tensor]) -> None:
+        """Without memory for the copy the entry is lost, not the engine."""
+        try:
+            self.store.put(key, tensors)
+        except torch.OutOfMemoryError as error:
+            logger.warning("prefix cache: an entry was not kept: %s", error)
+
+    def _get(self, key: bytes) -> dict[str, Tensor] | None:
+        """None = a miss, or no memory for the copy."""
+        try:
+            return self.store.get(key, self._device)
+        except torch.OutOfMemoryError as error:
+            logger.warning("prefix cache: an entry was not read: %s", error)
+            return None
 
     def _make_copies(self) -> None:
         """Make the copies now that wait for the next step: the same on the device, whose order is

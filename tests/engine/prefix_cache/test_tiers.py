@@ -81,6 +81,22 @@ def test_after_a_restart(want, tmp_path):
         assert ask(engine, PROMPT)[2] == 0, "other weights"
 
 
+@pytest.mark.parametrize("what", ["put", "get"])
+def test_no_memory_for_a_copy_costs_the_entry_only(want, what, monkeypatch):
+    def full(*args):
+        raise torch.OutOfMemoryError("planted")
+
+    with tiny_engine(**ARGS, prefix_snapshots=3) as engine:
+        ask(engine, PROMPT)
+        cache = engine._core.scheduler.cache
+        monkeypatch.setattr(cache.tiers.store, what, full)
+        push_out(engine)
+        tokens, _, cached = ask(engine, PROMPT)
+        assert (tokens, cached) == (want[0], 0)
+        assert engine.failure is None
+        check_books(cache, ())
+
+
 @pytest.mark.parametrize("how", ["damaged", "gone"])
 def test_a_lost_file_is_computed_again(want, how, tmp_path):
     with tiny_engine(**ARGS, **disk(tmp_path)) as engine:
