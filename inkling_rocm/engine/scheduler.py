@@ -111,9 +111,10 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def start_failed(self, batch: Iterable[Sequence]) -> None:
-        """A step was not started: sequences outside its batch whose ring copies it had to make
-        begin again."""
-        for sequence in self.cache.failed():
+        """A step was not started: sequences outside its batch whose copies it had to make begin
+        again."""
+        copied = [*self.cache.failed(), *(s for s in self.running if s.forked)]
+        for sequence in dict.fromkeys(copied):
             if sequence.slot and sequence not in batch:
                 self._requeue(sequence)
 

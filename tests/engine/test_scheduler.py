@@ -3,7 +3,13 @@
 import pytest
 
 from inkling_rocm.engine import SamplingParams
-from tests.engine.history_model import add_request, assert_empty, history_core, run_to_end
+from tests.engine.history_model import (
+    add_request,
+    assert_empty,
+    history_core,
+    reference_tokens,
+    run_to_end,
+)
 
 LONG = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_new_tokens=2, ignore_eos=True)
@@ -194,3 +200,23 @@ def test_a_fork_that_fails_loses_nothing(part, monkeypatch):
     again = add_request(core, 2, [4] * 20, forked)
     run_to_end(core)
     assert set(again.handle.reasons().values()) == {"length"}
+
+
+def test_a_continuation_whose_copies_may_be_lost_begins_again():
+    """The step after a fork was not started, and only the parent was in its batch."""
+    params = SamplingParams(max_new_tokens=9, seed=3, n=2, ignore_eos=True)
+    prompt = [5, 6, 7]
+    core = history_core()
+    request = add_request(core, 1, prompt, params)
+    core.step()
+    parent, child = request.sequences
+    assert child.slot
+    assert child.forked
+    core.scheduler.rings.take_copies()
+    for pool in core.scheduler.pools:
+        pool.take_changes([parent.slot])
+    core.scheduler.start_failed([parent])
+    assert not child.slot
+    run_to_end(core)
+    assert request.handle.tokens(1) == reference_tokens(prompt, params, seed=4)
+    assert_empty(core)
