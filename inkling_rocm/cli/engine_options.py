@@ -55,7 +55,7 @@ HicacheStorageBackend = Annotated[
     str | None, typer.Option(help="file: a third tier on disk, in --hicache-storage-dir.")
 ]
 HicacheStorageDir = Annotated[str | None, typer.Option(help="Its folder.")]
-HicacheStorageSize = Annotated[float, typer.Option(help="GB it may take.")]
+HicacheStorageSize = Annotated[float | None, typer.Option(help="GB it may take; default: 100.")]
 DisableOverlapSchedule = Annotated[
     bool, typer.Option(help="Wait for a step's tokens before scheduling the next.")
 ]

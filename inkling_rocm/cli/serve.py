@@ -50,7 +50,7 @@ def serve(
     hicache_size: options.HicacheSize = None,
     hicache_storage_backend: options.HicacheStorageBackend = None,
     hicache_storage_dir: options.HicacheStorageDir = None,
-    hicache_storage_size: options.HicacheStorageSize = 100.0,
+    hicache_storage_size: options.HicacheStorageSize = None,
     disable_overlap_schedule: options.DisableOverlapSchedule = False,
     speculative_algorithm: options.SpeculativeAlgorithm = None,
     speculative_draft_model_path: options.SpeculativeDraftModelPath = None,

@@ -43,7 +43,7 @@ class EngineArgs:
         enable_hierarchical_cache: put what the prefix cache gives up into host memory and bring it
             back when it is wanted. hicache_size: GB of it; None = twice what the device holds.
         hicache_storage_backend: "file" = a third tier in the folder hicache_storage_dir, of at most
-            hicache_storage_size GB.
+            hicache_storage_size GB; None = 100.
         disable_overlap_schedule: wait for the tokens of a step before the next one is scheduled.
         speculative_algorithm: "EAGLE" drafts with the checkpoint's own blocks, "DFLASH" with a
             draft model of its own that fills a block in one forward; None = one token a forward.
@@ -96,7 +96,7 @@ class EngineArgs:
     hicache_size: float | None = None
     hicache_storage_backend: str | None = None
     hicache_storage_dir: str | None = None
-    hicache_storage_size: float = 100.0
+    hicache_storage_size: float | None = None
     disable_overlap_schedule: bool = False
     speculative_algorithm: str | None = None
     speculative_draft_model_path: str | None = None
@@ -190,7 +190,8 @@ def check_prefix_cache(args: EngineArgs) -> None:
             if value := getattr(args, name):
                 raise ValueError(f"{name} {value}: leave it out with disable_radix_cache")
     if not args.enable_hierarchical_cache:
-        for name in ("hicache_size", "hicache_storage_backend", "hicache_storage_dir"):
+        names = ("size", "storage_backend", "storage_dir", "storage_size")
+        for name in (f"hicache_{name}" for name in names):
             if (value := getattr(args, name)) is not None:
                 raise ValueError(f"{name} {value!r}: wanted only with enable_hierarchical_cache")
         return
@@ -207,6 +208,11 @@ def check_prefix_cache(args: EngineArgs) -> None:
         raise ValueError(
             f"hicache_storage_backend {args.hicache_storage_backend!r} and hicache_storage_dir "
             f"{args.hicache_storage_dir!r}: wanted both or neither"
+        )
+    if args.hicache_storage_size is not None and args.hicache_storage_dir is None:
+        raise ValueError(
+            f"hicache_storage_size {args.hicache_storage_size}: wanted only with "
+            "hicache_storage_dir"
         )
     for name in ("hicache_size", "hicache_storage_size"):
         value = getattr(args, name)

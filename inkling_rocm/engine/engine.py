@@ -25,7 +25,7 @@ from inkling_rocm.engine.executor import Executor
 from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.load import EngineParts, check_ranks, load_parts
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats, NoMetrics
-from inkling_rocm.engine.prefix_cache.open_tiers import open_tiers
+from inkling_rocm.engine.prefix_cache.open_tiers import check_storage, open_tiers
 from inkling_rocm.engine.request import RequestError, SamplingParams
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request
@@ -90,6 +90,7 @@ class Engine:
         thread that ran a parallel region, and a second team makes each region of a small model
         several times slower (the teams outnumber the cores, so they sleep instead of spin)."""
         try:
+            check_storage(self.args)  # before what takes minutes
             if self.args.tp_size > 1:
                 check_ranks(self.args)
                 self._ranks = Ranks(self.args, self._rank_lost)

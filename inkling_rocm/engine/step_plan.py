@@ -128,7 +128,7 @@ class StepPlanner:
             s.request.logprobs for s, n in zip(flight.drawn, lengths, strict=True) for _ in range(n)
         ]
         flight.logit_rows = lengths
-        flight.decoding = frozenset(s for s, _ in batch if s.remaining == 1)
+        flight.decoding = frozenset(s for s, _ in batch if s.computed >= s.prompt_len)
         if self.speculation is not None:
             chosen = self._chosen
             if chosen is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 
@@ -22,6 +23,22 @@ from inkling_rocm.engine.prefix_cache.transfer import entry_bytes, page_views, s
 GB = 10**9  # SGLang's unit
 # Of the device's pages and snapshots, when no size is given.
 DEFAULT_RATIO = 2
+DEFAULT_STORAGE_GB = 100.0
+
+
+def check_storage(args: EngineArgs) -> None:
+    """Raises: OSError: the folder of the disk tier cannot be made or written to."""
+    if args.hicache_storage_dir is None:
+        return
+    folder = Path(args.hicache_storage_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"hicache_storage_dir {folder}: {error.strerror}; name a folder this user can write to"
+        ) from error
 
 
 def open_tiers(cache: PrefixCache, parts: EngineParts, args: EngineArgs) -> None:
@@ -46,7 +63,8 @@ def open_tiers(cache: PrefixCache, parts: EngineParts, args: EngineArgs) -> None
     disk = None
     if args.hicache_storage_backend == "file":
         assert args.hicache_storage_dir is not None
-        disk = DiskStore(args.hicache_storage_dir, int(args.hicache_storage_size * GB), fingerprint)
+        capacity = int((args.hicache_storage_size or DEFAULT_STORAGE_GB) * GB)
+        disk = DiskStore(args.hicache_storage_dir, capacity, fingerprint)
     store = HostStore(
         size,
         disk,

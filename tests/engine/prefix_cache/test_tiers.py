@@ -4,7 +4,8 @@ or damaged is computed again, and what is wrong would be seen."""
 import pytest
 import torch
 
-from inkling_rocm.engine import EngineArgs
+from inkling_rocm.engine import Engine, EngineArgs
+from inkling_rocm.engine import engine as engine_module
 from inkling_rocm.engine.prefix_cache.checks import check_books
 from inkling_rocm.engine.prefix_cache.disk_store import SUFFIX
 from tests.engine.prefix_cache.test_hits import ask, branch, cold, prompt_of
@@ -155,11 +156,31 @@ def test_draft_blocks_state_comes_back():
         ({"enable_hierarchical_cache": True, "tp_size": 2}, "2 ranks"),
         ({"enable_hierarchical_cache": True, "hicache_storage_backend": "nixl"}, 'only "file"'),
         ({"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}, "both"),
+        ({"enable_hierarchical_cache": True, "hicache_storage_size": 5.0}, "storage_size 5.0: wa"),
         ({"enable_hierarchical_cache": True, "hicache_size": -1.0}, "more than 0"),
         ({"enable_hierarchical_cache": True, "hicache_size": float("nan")}, "more than 0"),
-        ({"enable_hierarchical_cache": True, "hicache_storage_size": float("inf")}, "more than 0"),
+        (
+            {
+                "enable_hierarchical_cache": True,
+                "hicache_storage_backend": "file",
+                "hicache_storage_dir": "x",
+                "hicache_storage_size": float("inf"),
+            },
+            "more than 0",
+        ),
     ],
 )
 def test_refusals(args, message):
     with pytest.raises(ValueError, match=message):
         EngineArgs(model_path="x", **args)
+
+
+def test_a_folder_that_cannot_be_used_is_told_before_anything_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(engine_module, "load_parts", lambda args: pytest.fail("loaded"))
+    with pytest.raises(OSError, match=r"hicache_storage_dir .*file/sub: .*; name a folder this"):
+        Engine(
+            EngineArgs(
+                model_path="demo", enable_hierarchical_cache=True, **disk(tmp_path / "file" / "sub")
+            )
+        )

@@ -51,6 +51,16 @@ def test_counts_agree_with_what_was_accepted(plain):
         assert meta["spec_accept_length"] == meta["completion_tokens"] / meta["spec_verify_ct"]
 
 
+@pytest.mark.parametrize("chunk", [-1, 4])
+def test_the_last_token_of_a_prompt_is_no_verification(chunk):
+    """A prompt of one token, or one whose last chunk is one."""
+    params = SamplingParams(temperature=0.0, max_new_tokens=1)
+    with tiny_engine(CONFIG, speculative_num_steps=3, chunked_prefill_size=chunk) as engine:
+        for length in (1, 5):
+            engine.generate(input_ids=[7] * length, sampling_params=params)
+        assert engine.stats().speculation.verifications == 0
+
+
 class Rounds(NoMetrics):
     def __init__(self):
         self.drafted = []
