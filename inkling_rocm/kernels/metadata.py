@@ -10,19 +10,25 @@ from inkling_rocm.kernels.checks import request_arch
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow, TuningTable
 
-METADATA = TuningTable(
-    "inkling_rocm.decode_metadata",
-    tuple(
-        TuningRow(
-            arch=arch,
-            constexprs={"BLOCK": 512},
-            options={"num_warps": 4},
-            evidence="guess",
-            source="one load covers 32k tokens of 64-token pages; a microsecond launch either way",
-        )
-        for arch in ("gfx942", "gfx950", "sm80", "sm90", "sm100")
-    ),
-)
+
+def metadata_table(kernel: str) -> TuningTable:
+    """Rows of a kernel whose programs walk one sequence's pages, BLOCK at a time."""
+    return TuningTable(
+        kernel,
+        tuple(
+            TuningRow(
+                arch=arch,
+                constexprs={"BLOCK": 512},
+                options={"num_warps": 4},
+                evidence="guess",
+                source="one load covers 32k tokens of 64-token pages; a microsecond launch",
+            )
+            for arch in ("gfx942", "gfx950", "sm80", "sm90", "sm100")
+        ),
+    )
+
+
+METADATA = metadata_table("inkling_rocm.decode_metadata")
 
 
 @triton.jit

@@ -9,22 +9,11 @@ from torch import Tensor
 
 from inkling_rocm.host.round import LayoutTensors, RoundTensors, check_round_tensors
 from inkling_rocm.kernels.checks import request_arch
+from inkling_rocm.kernels.metadata import metadata_table
 from kernel_base.arch import Arch
-from kernel_base.tuning import TuningRow, TuningTable
+from kernel_base.tuning import TuningRow
 
-ROUND_METADATA = TuningTable(
-    "inkling_rocm.round_metadata",
-    tuple(
-        TuningRow(
-            arch=arch,
-            constexprs={"BLOCK": 512},
-            options={"num_warps": 4},
-            evidence="guess",
-            source="as inkling_rocm.decode_metadata",
-        )
-        for arch in ("gfx942", "gfx950", "sm80", "sm90", "sm100")
-    ),
-)
+ROUND_METADATA = metadata_table("inkling_rocm.round_metadata")
 
 
 @triton.jit

@@ -8,22 +8,11 @@ import triton.language as tl
 
 from inkling_rocm.host.token_table import TokenTable, TokenTableOutputs
 from inkling_rocm.kernels.checks import request_arch
+from inkling_rocm.kernels.metadata import metadata_table
 from kernel_base.arch import Arch
-from kernel_base.tuning import TuningRow, TuningTable
+from kernel_base.tuning import TuningRow
 
-TOKEN_TABLE = TuningTable(
-    "inkling_rocm.token_table",
-    tuple(
-        TuningRow(
-            arch=arch,
-            constexprs={"BLOCK": 512},
-            options={"num_warps": 4},
-            evidence="guess",
-            source="one pass covers 32k tokens of 64-token pages; loads are a page apart",
-        )
-        for arch in ("gfx942", "gfx950", "sm80", "sm90", "sm100")
-    ),
-)
+TOKEN_TABLE = metadata_table("inkling_rocm.token_table")
 
 
 @triton.jit(do_not_specialize=("window_columns",))
