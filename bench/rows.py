@@ -65,6 +65,11 @@ class Rows:
         print(op, case, outcome, measurements, flush=True)
 
 
+def read(file: Path) -> list[dict]:
+    """The rows of a file, in order."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
 def append(name: str, rows: list[dict]) -> Path:
     """Append rows to bench/results/{name}.jsonl and return the file."""
     RESULTS.mkdir(exist_ok=True)

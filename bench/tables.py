@@ -9,7 +9,6 @@ A table stands between `<!-- table NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 from bench.attention import tables as attention
 from bench.moe import tables as moe
 from bench.prefix_cache import tables as prefix_cache
-from bench.rows import RESULTS, ROOT
+from bench.rows import RESULTS, ROOT, read
 from bench.sampling import tables as sampling
 from bench.speculation import tables as speculation
 
@@ -31,8 +30,7 @@ def latest(file: str, *key: str) -> list[dict]:
     rows: dict[tuple, dict] = {}
     if not (RESULTS / file).exists():
         return []
-    for line in (RESULTS / file).read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read(RESULTS / file):
         rows[tuple(row[name] for name in key)] = row
     return list(rows.values())
 

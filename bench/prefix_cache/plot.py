@@ -5,13 +5,13 @@ python -m bench.prefix_cache.plot bench/results/prefix_ttft_DATE.jsonl docs/plot
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from bench.prefix_cache.tables import TTFT_KEY
+from bench.rows import read
 
 
 def plot(rows: list[dict], file: Path) -> None:
@@ -46,8 +46,7 @@ def plot(rows: list[dict], file: Path) -> None:
 
 
 def main() -> None:
-    lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
-    plot([json.loads(line) for line in lines], Path(sys.argv[2]))
+    plot(read(Path(sys.argv[1])), Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ python -m bench.speculation.plot rows.jsonl docs/plots/speculation.png
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from bench.rows import read
 from bench.speculation.tables import by_acceptance
 
 
@@ -41,8 +41,7 @@ def plot(rows: list[dict], file: Path) -> None:
 
 
 def main() -> None:
-    lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
-    plot([json.loads(line) for line in lines], Path(sys.argv[2]))
+    plot(read(Path(sys.argv[1])), Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -58,10 +58,7 @@ def make_decode_runner(
     parts: EngineParts, args: EngineArgs, plan: MemoryPlan, host: EmbeddedHost
 ) -> DecodeRunner | None:
     """Compile what prompts need, then capture decode. Returns: None where nothing is captured."""
-    if parts.device.type == "cpu":
-        return None
-    _warm_up(parts, plan, host)
-    buckets = _buckets(parts, args, plan)
+    buckets = _prepare(parts, args, plan, host)
     if buckets is None:
         return None
     runner = DecodeRunner(parts.model, host, buckets=buckets, max_kv=plan.context_length)
@@ -81,10 +78,7 @@ def make_round_runner(
 ) -> RoundRunner | None:
     """Compile what prompts need, then capture the rounds of speculation with draft blocks. Returns:
     None where nothing is captured."""
-    if parts.device.type == "cpu":
-        return None
-    _warm_up(parts, plan, host)
-    buckets = _buckets(parts, args, plan)
+    buckets = _prepare(parts, args, plan, host)
     if buckets is None:
         return None
     assert parts.drafts is not None
@@ -103,8 +97,13 @@ def make_round_runner(
     return runner
 
 
-def _buckets(parts: EngineParts, args: EngineArgs, plan: MemoryPlan) -> tuple[int, ...] | None:
-    """Batch sizes to capture; None = nothing can or shall be."""
+def _prepare(
+    parts: EngineParts, args: EngineArgs, plan: MemoryPlan, host: EmbeddedHost
+) -> tuple[int, ...] | None:
+    """Compile what prompts need. Returns: batch sizes to capture; None = nothing is captured."""
+    if parts.device.type == "cpu":
+        return None
+    _warm_up(parts, plan, host)
     reason = "--disable-cuda-graph" if args.disable_cuda_graph else None
     reason = reason or why_not_captured(parts.model.ops)
     if reason is not None:

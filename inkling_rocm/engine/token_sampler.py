@@ -43,7 +43,8 @@ class TokenSampler(Protocol):
         *,
         rejection: bool,
     ) -> Tensor:
-        """The tokens of step.samples, int64 [B, N + 1]; see verification.verify_draft."""
+        """The tokens of step.samples, int64 [B, N + 1]; see verification.verify_draft. The logits
+        survive."""
         ...
 
     def draft(

@@ -101,17 +101,18 @@ class SGLangHost:
         )
         slots = batch.out_cache_loc[:tokens].long()
         requests = batch.req_pool_indices[:rows].long()
-        starts = self._requests.req_to_token[requests, : max_kv : self._page_size].long()
+        page = self._page_size
+        starts = self._requests.req_to_token[requests, :max_kv:page].long()
         first_page = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._kv_group = {
-            False: self._group(starts, slots, first_page, 0),
-            True: self._group(
-                self._pages.full_to_swa_index_mapping[starts],
-                self._pages.translate_loc_from_full_to_swa(slots).long(),
-                first_page,
-                self._text.local_attention.window,
-            ),
-        }
+        in_window = self._pages.full_to_swa_index_mapping[starts]
+        self._kv_group = self._groups(
+            (starts // page).to(torch.int32),
+            first_page,
+            slots,
+            (in_window // page).to(torch.int32),
+            first_page,
+            self._pages.translate_loc_from_full_to_swa(slots).long(),
+        )
         history = torch.clamp(q_start, max=self._text.conv_taps - 1)
         self._ring = {
             "slot": self._requests.get_mamba_indices(requests).to(torch.int32),
@@ -158,25 +159,14 @@ class SGLangHost:
             kv_len=out.kv_len,
             token_row=self._counting[:rows],
         )
-        groups = (
-            (out.pages, torch.zeros_like(out.window_first), out.write, 0),
-            (
-                out.window_pages,
-                out.window_first,
-                out.window_write,
-                self._text.local_attention.window,
-            ),
+        self._kv_group = self._groups(
+            out.pages,
+            torch.zeros_like(out.window_first),
+            out.write,
+            out.window_pages,
+            out.window_first,
+            out.window_write,
         )
-        self._kv_group = {
-            bool(window): {
-                "page_size": self._page_size,
-                "page_table": pages,
-                "first_page": first,
-                "slot": write,
-                "window": window,
-            }
-            for pages, first, write, window in groups
-        }
         tracked = batch.mamba_track_mask is not None
         self._ring = {
             "slot": out.ring,
@@ -224,15 +214,30 @@ class SGLangHost:
     def capture_routing(self, layer: int, topk_ids: Tensor) -> None:
         self._capture_routing(layer, topk_ids)
 
-    def _group(
-        self, starts: Tensor, slots: Tensor, first_page: Tensor, window: int
-    ) -> dict[str, Any]:
+    def _groups(
+        self,
+        pages: Tensor,
+        first_page: Tensor,
+        write: Tensor,
+        window_pages: Tensor,
+        window_first: Tensor,
+        window_write: Tensor,
+    ) -> dict[bool, dict[str, Any]]:
+        """What the views of global (False) and window (True) layers have in common."""
+        window = self._text.local_attention.window
+        groups = (
+            (pages, first_page, write, 0),
+            (window_pages, window_first, window_write, window),
+        )
         return {
-            "page_size": self._page_size,
-            "page_table": (starts // self._page_size).to(torch.int32),
-            "first_page": first_page,
-            "slot": slots,
-            "window": window,
+            visible > 0: {
+                "page_size": self._page_size,
+                "page_table": table,
+                "first_page": first,
+                "slot": slot,
+                "window": visible,
+            }
+            for table, first, slot, visible in groups
         }
 
     def _snapshots(self, batch, q_start: Tensor, kv_len: Tensor) -> dict[str, Tensor]:

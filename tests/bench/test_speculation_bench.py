@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.speculation import tables
+from bench.speculation.plot import plot
 from bench.speculation.rounds import MARK, RoundWatch, runtime_calls
 from bench.speculation.run import gate, main, waits, way_of
 
@@ -79,9 +80,6 @@ def test_a_row_a_way_makes_one_line():
 
 @pytest.mark.full
 def test_a_whole_run(tmp_path):
-    pytest.importorskip("matplotlib")
-    from bench.speculation.plot import plot
-
     out = tmp_path / "rows.jsonl"
     options = (
         "--tiny --device cpu --batches 1,2 --steps 1,2 --acceptances 0,1 --prompt 5 --rounds 4"

@@ -12,21 +12,10 @@ pytest.importorskip("triton")
 from inkling_rocm.engine import SamplingParams
 from inkling_rocm.engine.device_sampler import DeviceSampler
 from inkling_rocm.engine.sampler import sample
-from kernel_base.arch import arch_of_device
 from tests.kernels.sampling_cases import device_tokens, draw_logits, make_row, make_rows
 
 pytestmark = pytest.mark.gpu
 VOCABULARY = 200058
-
-
-@pytest.fixture
-def device():
-    return torch.device("cuda")
-
-
-@pytest.fixture
-def arch(device):
-    return arch_of_device(device).name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

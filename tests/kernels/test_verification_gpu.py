@@ -12,22 +12,11 @@ from inkling_rocm.engine.device_sampler import DeviceSampler
 from inkling_rocm.engine.speculative.verification import verify_draft
 from inkling_rocm.engine.speculative.verification_register import make_problem, make_rows, on_device
 from inkling_rocm.kernels.verification import verify_rows
-from kernel_base.arch import arch_of_device
 from tests.kernels.test_verification import MORE
 from tests.support.sampling import chi_square_z, reference_probs
 
 pytestmark = pytest.mark.gpu
 VOCABULARY = 200058
-
-
-@pytest.fixture
-def device():
-    return torch.device("cuda")
-
-
-@pytest.fixture
-def arch(device):
-    return arch_of_device(device).name
 
 
 @pytest.mark.parametrize("rejection", [False, True])

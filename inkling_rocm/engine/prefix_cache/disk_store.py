@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 from torch import Tensor
@@ -78,9 +79,7 @@ class DiskStore:
         self._asides = 0
         self._warned: set[str] = set()
         self._stats = TierStats()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._write_aside():
-            pass
+        make_folder(self.folder)
         self._scan()
         self._make_room(0)
 
@@ -301,6 +300,17 @@ class DiskStore:
             self._warned.add(kind)
         if not known:
             logger.warning(message)
+
+
+def make_folder(folder: Path) -> None:
+    """Raises: OSError: it cannot be made or written to; says what to do."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        message = f"{folder}: {error.strerror}; name a folder this user can write to"
+        raise type(error)(message) from error
 
 
 def _use(file: int | Path) -> None:

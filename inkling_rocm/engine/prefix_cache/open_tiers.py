@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import torch
 
@@ -14,7 +13,7 @@ from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.memory import GIB, free_bytes
 from inkling_rocm.engine.prefix_cache.blocks import block_bytes_for
 from inkling_rocm.engine.prefix_cache.cache import PrefixCache
-from inkling_rocm.engine.prefix_cache.disk_store import DiskStore
+from inkling_rocm.engine.prefix_cache.disk_store import DiskStore, make_folder
 from inkling_rocm.engine.prefix_cache.fingerprint import StateFingerprint, weights_identity
 from inkling_rocm.engine.prefix_cache.store import HostStore
 from inkling_rocm.engine.prefix_cache.tiers import Tiers
@@ -30,15 +29,10 @@ def check_storage(args: EngineArgs) -> None:
     """Raises: OSError: the folder of the disk tier cannot be made or written to."""
     if args.hicache_storage_dir is None:
         return
-    folder = Path(args.hicache_storage_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
+        make_folder(Path(args.hicache_storage_dir))
     except OSError as error:
-        raise OSError(
-            f"hicache_storage_dir {folder}: {error.strerror}; name a folder this user can write to"
-        ) from error
+        raise OSError(f"hicache_storage_dir {error}") from error
 
 
 def open_tiers(cache: PrefixCache, parts: EngineParts, args: EngineArgs) -> None:

@@ -15,9 +15,8 @@ from inkling_rocm.engine.random import row_key
 from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.engine.speculative.drafter import Confirmed, Drafter
 from inkling_rocm.engine.speculative.simulation import simulate_acceptance
+from inkling_rocm.engine.speculative.verification import NO_TOKEN
 from inkling_rocm.engine.token_sampler import TokenSampler
-
-NO_TOKEN = -1
 
 
 class Speculation:

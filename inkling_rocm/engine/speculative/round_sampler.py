@@ -68,7 +68,7 @@ class TorchRoundSampler:
         n = len(step.samples)
         tokens_BM = torch.full(logits_BMV.shape[:2], -1, dtype=torch.int64)
         tokens_BM[:n] = self._sampler.verify(
-            logits_BMV[:n].clone(),
+            logits_BMV[:n],
             drafts_BN[:n],
             None if draft_logits_BNV is None else draft_logits_BNV[:n],
             step,

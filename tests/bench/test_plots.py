@@ -1,0 +1,10 @@
+"""The plots of the docs are drawn from the rows in the repository."""
+
+from bench.prefix_cache.plot import plot
+from bench.rows import RESULTS, read
+
+
+def test_time_to_first_token(tmp_path):
+    (file,) = RESULTS.glob("prefix_ttft*.jsonl")
+    plot(read(file), tmp_path / "plots" / "plot.png")
+    assert (tmp_path / "plots" / "plot.png").stat().st_size > 1000
