@@ -19,7 +19,8 @@ from inkling_rocm.checkpoint.table import weight_entries
 from inkling_rocm.config import InklingConfig
 
 _LOW_32 = 0xFFFFFFFF
-_SLAB_ELEMENTS = 1 << 18  # elements hashed at a time: temporaries stay in cache, small anywhere
+# Elements hashed at a time: temporaries stay in a CPU's cache, and are worth a GPU's launches.
+_SLAB_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 23}
 
 
 def fill_dummy(
@@ -104,7 +105,7 @@ def _fill(
     digest = hashlib.sha256(f"{seed}:{piece.name}".encode()).digest()
     keys = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
     spread = std * math.sqrt(3.0)  # uniform in +-spread has standard deviation std
-    step = max(1, _SLAB_ELEMENTS // len(columns))
+    step = max(1, _SLAB_ELEMENTS.get(target.device.type, 1 << 18) // len(columns))
     for begin in range(0, len(rows), step):
         index = rows[begin : begin + step, None] + columns
         values = _uniform(index, keys).mul_(spread).add_(mean)

@@ -130,7 +130,7 @@ def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
     """
     config = check_ranks(args)
     device = rank_device(args, rank)
-    if device.type == "cuda":
+    if device.index is not None and device.type == "cuda":  # else it is the current one already
         torch.cuda.set_device(device)
     expert_parallel = args.ep_size > 1
     dtype = choose_dtype(args.dtype, config, device)

@@ -7,7 +7,7 @@ import torch
 
 from inkling_rocm.checkpoint.dummy import fill_dummy
 from inkling_rocm.checkpoint.table import allocate
-from inkling_rocm.engine import Engine, EngineArgs
+from inkling_rocm.engine import Engine, EngineArgs, SamplingParams
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.model import InklingModel
 from inkling_rocm.ops import resolve_ops
@@ -26,17 +26,23 @@ SAMPLED = (
 )
 
 
-def engine_on(device, *, pattern=PATTERNS[0], seed=3, **args) -> Engine:
+def engine_on(
+    device, *, pattern=PATTERNS[0], seed=3, dtype=torch.float32, weights_in=None, **args
+) -> Engine:
+    """An engine over a tiny model; weights_in: a narrower dtype whose values its weights have."""
     config = tiny_config(layer_is_local=pattern)
     arch = arch_named("cpu") if device == CPU else arch_of_device(device)
-    ops = resolve_ops(config, arch, dtype="float32")
-    weights = allocate(config, dtype=torch.float32, device=device)
+    ops = resolve_ops(config, arch, dtype=str(dtype).removeprefix("torch."))
+    weights = allocate(config, dtype=weights_in or dtype, device=device)
     fill_dummy(config, weights, seed=seed)
+    if weights_in is not None:
+        kept = allocate(config, dtype=dtype, device="meta")
+        weights = {name: w.to(kept[name].dtype) for name, w in weights.items()}
     parts = EngineParts(
         config=config,
         model=InklingModel(config, weights, ops),
         tokenizer=None,
-        dtype=torch.float32,
+        dtype=dtype,
         device=device,
     )
     settings = {"page_size": 16, "chunked_prefill_size": 9, "max_running_requests": 8}
@@ -88,13 +94,15 @@ def test_sampled_tokens_and_prompt_logits():
         {"disable_overlap_schedule": True},
         {"cuda_graph_bs": (3, 8)},
         {"max_total_tokens": 80, "page_size": 1},
+        {"check_invariants": False},
+        {"disable_radix_cache": True},
         {"chunked_prefill_size": 3, "cuda_graph_max_bs": 2},
     ],
     ids=lambda s: next(iter(s)),
 )
 def test_settings_change_nothing(settings):
-    """Kernel by kernel, one step at a time, padded buckets, preempted in flight, batches beyond the
-    largest graph."""
+    """Kernel by kernel, one step at a time, padded buckets, preempted in flight, never waiting for
+    the device, every prompt whole, batches beyond the largest graph."""
     prompts, params = prompts_of(5), {"max_new_tokens": 20, "temperature": 0}
     with engine_on(CPU) as engine:
         wanted = outputs(engine, prompts, params)
@@ -104,23 +112,69 @@ def test_settings_change_nothing(settings):
 
 
 def test_runs_are_bitwise_reproducible():
-    """Log probabilities to the last bit: split-KV, atomics and replays included."""
-    prompts = prompts_of(6)
-    asked = {"max_new_tokens": 40, "temperature": 0}
+    """Log probabilities to the last bit: split-KV, atomics and replays included, while requests end
+    one after the other and new ones take their place."""
     runs = []
-    with engine_on(GPU) as engine:
+    # Without checks steps are not waited for; without cached prefixes all runs compute the same.
+    with engine_on(GPU, check_invariants=False, disable_radix_cache=True) as engine:
         for _ in range(3):
-            results = engine.generate(
-                input_ids=prompts, sampling_params=asked, return_logprob=True, top_logprobs_num=3
-            )
-            runs.append([r["meta_info"]["output_token_logprobs"] for r in results])
+            with engine._changed:  # all are there before the first step
+                handles = [
+                    engine.submit(
+                        prompt,
+                        SamplingParams(max_new_tokens=6 + 9 * (r % 5), temperature=0.0),
+                        logprobs=3,
+                        stream=False,
+                    )
+                    for r, prompt in enumerate(prompts_of(12))
+                ]
+            runs.append([(update.token_ids, update.logprobs) for h in handles for update in h])
+    assert len(runs[0]) == 12
     assert runs[0] == runs[1] == runs[2]
+
+
+def test_bf16_errs_like_bf16_on_a_cpu():
+    """Against fp32 on the same weights. Medians over tokens: the two route a few differently."""
+    prompt = [(13 * i + 5) % 150 for i in range(100)]
+
+    def logits(device, **settings):
+        with engine_on(device, chunked_prefill_size=33, **settings) as engine:
+            return engine.prompt_logits(prompt)
+
+    exact = logits(CPU, weights_in=torch.bfloat16)
+
+    def error(found):
+        return float(((found - exact).norm(dim=1) / exact.norm(dim=1)).median())
+
+    eager = error(logits(CPU, dtype=torch.bfloat16))
+    assert 1e-4 < eager < 0.1
+    assert error(logits(GPU, dtype=torch.bfloat16)) < 2 * eager + 2.0**-9
+
+
+def test_an_engine_from_arguments(small_config_path):
+    """Loading included: one dense layer of Inkling-Small, as graphs and kernel by kernel."""
+    found = []
+    for disable in (False, True):
+        engine = Engine(
+            model_path=str(small_config_path),
+            load_format="dummy",
+            dtype="float32",  # bf16 logits have ties
+            json_model_override_args='{"num_hidden_layers": 1}',
+            skip_tokenizer_init=True,
+            context_length=512,
+            max_running_requests=4,
+            max_total_tokens=4096,
+            disable_cuda_graph=disable,
+        )
+        with engine:
+            assert (engine._core.executor.decode is None) == disable
+            params = {"max_new_tokens": 20, "temperature": 0}
+            found.append(outputs(engine, [[5 + r] * (30 + r) for r in range(4)], params))
+    assert found[0] == found[1]
 
 
 def test_aborts_in_flight_leave_nothing_behind():
     with engine_on(GPU) as engine:
-        from inkling_rocm.engine import SamplingParams
-
         params = SamplingParams(max_new_tokens=200, temperature=0.0, ignore_eos=True)
         for prompt in prompts_of(3):
             handle = engine.submit(prompt, replace(params))
