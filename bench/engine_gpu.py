@@ -3,8 +3,9 @@
     python -m bench.engine_gpu --config tests/data/configs/NAME --layers 8 --batches 1,8,32
 
 Weights are random. For every batch size: greedy requests of one prompt length run until a window of
-decode steps has been profiled; a gap is time between two device activities of the window in which
-the device has nothing to do. Rows go to stdout as JSON, one a line.
+decode steps has been profiled. A host gap is time in which the device has nothing to do before a
+launch; idle time between the kernels of one graph is told apart from it. Rows go to stdout as JSON,
+one a line, and to --output-file.
 """
 
 from __future__ import annotations
@@ -14,37 +15,71 @@ import json
 import statistics
 import time
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from inkling_rocm.bench.rows import append_rows, machine
 from inkling_rocm.engine import Engine, EngineArgs, SamplingParams
+from inkling_rocm.engine.load import choose_device
 
 
-def busy_and_gaps(events: list[tuple[float, float]]) -> tuple[float, float]:
-    """Microseconds with and without device activity between the first start and the last end.
+@dataclass(frozen=True)
+class Activity:
+    """A kernel or copy, us; those of one graph replay share their launch."""
 
-    Args:    events: (start, end) in any order, possibly overlapping.
-    """
-    busy = gap = 0.0
-    reached = None
-    for start, end in sorted(events):
-        if reached is None:
-            reached = start
-        gap += max(start - reached, 0.0)
-        busy += max(end - max(start, reached), 0.0)
-        reached = max(reached, end)
-    return busy, gap
+    name: str
+    start: float
+    end: float
+    launch: int
 
 
-def device_events(prof: profile) -> list[tuple[str, float, float]]:
-    """(name, start, end) of kernels and copies, us."""
-    found = []
-    for event in prof.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            found.append((event.name, event.time_range.start, event.time_range.end))
+@dataclass
+class Spans:
+    """Microseconds between the first start and the last end: with device activity, idle between
+    two activities of one graph (the device's own doing), idle before another launch (the host's
+    doing, or the device's time to begin a launch that is there); and the latter by what came
+    next."""
+
+    busy: float = 0.0
+    inside: float = 0.0
+    between: float = 0.0
+    before: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> float:
+        return self.busy + self.inside + self.between
+
+
+def spans_of(activities: Iterable[Activity]) -> Spans:
+    """Where the time went. Args: activities: in any order, possibly overlapping."""
+    found = Spans()
+    last: Activity | None = None  # the one that ends last so far
+    for activity in sorted(activities, key=lambda a: a.start):
+        reached = activity.start if last is None else last.end
+        idle = max(activity.start - reached, 0.0)
+        if last is not None and activity.launch == last.launch:
+            found.inside += idle
+        else:
+            found.between += idle
+            found.before[activity.name] += idle
+        found.busy += max(activity.end - max(activity.start, reached), 0.0)
+        if last is None or activity.end > last.end:
+            last = activity
     return found
+
+
+def device_activities(prof: profile) -> list[Activity]:
+    """Kernels and copies of a finished profile."""
+    return [
+        Activity(event.name, event.time_range.start, event.time_range.end, event.id)
+        for event in prof.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
 
 
 def measure(engine: Engine, batch: int, prompt: int, steps: int) -> dict:
@@ -80,21 +115,24 @@ def measure(engine: Engine, batch: int, prompt: int, steps: int) -> dict:
         list(handle)
     core.step = original
     plain = [b - a for a, b in pairwise(times[10 : steps + 1])]
-    events = device_events(state["prof"])
+    activities = sorted(device_activities(state["prof"]), key=lambda a: a.start)
     # The first and last steps of the window start and drain the pipeline.
-    events.sort(key=lambda e: e[1])
-    inner = events[len(events) // 10 : -len(events) // 10]
-    busy, gap = busy_and_gaps([(a, b) for _, a, b in inner])
-    names = Counter(name for name, _, _ in events)
+    spans = spans_of(activities[len(activities) // 10 : -len(activities) // 10])
+    names = Counter(activity.name for activity in activities)
     return {
+        "op": "engine_decode",
         "batch": batch,
         "prompt": prompt,
         "step_ms": round(1e3 * statistics.median(plain), 4),
         "tokens_per_s": round(batch / statistics.median(plain)),
-        "device_busy_us_a_step": round((busy) / (0.8 * steps), 1),
-        "gap_share": round(gap / (busy + gap), 4),
-        "device_activities_a_step": round(len(events) / steps, 2),
-        "activities": dict(names.most_common(30)),
+        "device_busy_us_a_step": round(spans.busy / (0.8 * steps), 1),
+        "host_gap_share": round(spans.between / spans.total, 4),
+        "graph_gap_share": round(spans.inside / spans.total, 4),
+        "host_gaps_us_a_step": {
+            name: round(us / (0.8 * steps), 2) for name, us in spans.before.most_common(8)
+        },
+        "device_activities_a_step": round(len(activities) / steps, 2),
+        "activities": dict(names.most_common(40)),
     }
 
 
@@ -105,6 +143,8 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,32,128")
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--context-length", type=int, default=16384)
+    parser.add_argument("--output-file", type=Path)
     parser.add_argument("--disable-cuda-graph", action="store_true")
     parser.add_argument("--disable-overlap-schedule", action="store_true")
     options = parser.parse_args()
@@ -116,7 +156,7 @@ def main() -> None:
         json_model_override_args=json.dumps({"num_hidden_layers": options.layers}),
         max_running_requests=max(batches),
         cuda_graph_bs=tuple(batches),
-        context_length=16384,
+        context_length=options.context_length,
         disable_cuda_graph=options.disable_cuda_graph,
         disable_overlap_schedule=options.disable_overlap_schedule,
     )
@@ -126,8 +166,11 @@ def main() -> None:
         for batch in batches:
             row = measure(engine, batch, options.prompt, options.steps)
             row |= {"graphs": not options.disable_cuda_graph}
-            row |= {"ahead": not options.disable_overlap_schedule}
+            row |= {"ahead": not options.disable_overlap_schedule, "layers": options.layers}
+            row |= {"model": options.config, **machine(choose_device(None))}
             print(json.dumps(row), flush=True)
+            if options.output_file is not None:
+                append_rows(options.output_file, [row])
 
 
 if __name__ == "__main__":
