@@ -25,6 +25,7 @@ def parity(
     record: Annotated[
         Path | None, typer.Option(help="Folder to write the target's outputs and tokens to.")
     ] = None,
+    commit: Annotated[str, typer.Option(help="Kept in a recording: what was run.")] = "",
     against: Annotated[
         Path | None, typer.Option(help="Folder of recordings to compare the targets with.")
     ] = None,
@@ -49,6 +50,7 @@ def parity(
             record=record,
             against=against,
             device=device or target[0],
+            commit=commit,
             versions={name: version(name) for name in ("torch", "triton")},
             say=typer.echo,
         )

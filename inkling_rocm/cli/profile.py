@@ -13,6 +13,7 @@ from inkling_rocm.cli import engine_options as options
 def profile(
     model_path: options.ModelPath = "demo",
     load_format: options.LoadFormat = "auto",
+    json_model_override_args: options.JsonModelOverrideArgs = "{}",
     dtype: options.Dtype = "auto",
     device: options.Device = None,
     phase: Annotated[str, typer.Option(help="decode or prefill.")] = "decode",
@@ -42,6 +43,7 @@ def profile(
     args = options.engine_args(
         model_path=model_path,
         load_format=load_format,
+        json_model_override_args=json_model_override_args,
         dtype=dtype,
         device=device,
         skip_tokenizer_init=True,

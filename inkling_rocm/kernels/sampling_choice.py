@@ -61,14 +61,15 @@ def _weight(x, level, top, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _search(wanted, low, high, x, top, whole, blocks, logits_ptr, edited_ptr, edited,
+def _search(wanted, low, high, x, top, blocks, logits_ptr, edited_ptr, edited,
             temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
-            COUNT: tl.constexpr, EDITS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+            COUNT: tl.constexpr, WHOLE: tl.constexpr, EDITS: tl.constexpr,
+            TILE: tl.constexpr):  # fmt: skip
     """The largest key in [low, high] with at least `wanted` tokens, or mass, at or above it; low is
-    known to have that. x: the candidates, for rows that need no more."""
+    known to have that. x: the candidates, all that is looked at unless WHOLE."""
     while low < high:
         q1, q2, q3 = _between(low, high, 1), _between(low, high, 2), _between(low, high, 3)
-        if whole:
+        if WHOLE:
             a = tl.zeros([TILE, BLOCK], tl.float32)
             b, c = a, a
             for j in tl.range(0, blocks, TILE, num_stages=3):
@@ -91,11 +92,11 @@ def _search(wanted, low, high, x, top, whole, blocks, logits_ptr, edited_ptr, ed
 
 
 @triton.jit
-def _above(level, x, top, whole, blocks, logits_ptr, edited_ptr, edited, temperature_ptr,
+def _above(level, x, top, blocks, logits_ptr, edited_ptr, edited, temperature_ptr,
            top_k_ptr, row, vocabulary, stride_logits,
-           EDITS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+           WHOLE: tl.constexpr, EDITS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Number and mass of the tokens above a key."""
-    if whole:
+    if WHOLE:
         numbers = tl.zeros([TILE, BLOCK], tl.float32)
         masses = numbers
         for j in tl.range(0, blocks, TILE, num_stages=3):
@@ -109,6 +110,38 @@ def _above(level, x, top, whole, blocks, logits_ptr, edited_ptr, edited, tempera
         number = _total(_weight(x, level + 1, top, True))
         mass = _total(_weight(x, level + 1, top, False))
     return number.to(tl.int32), mass.to(tl.float64)
+
+
+@triton.jit
+def _lowest_kept(level, x, top, total, top_k, top_p, limited, blocks, logits_ptr, edited_ptr,
+                 edited, temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
+                 WHOLE: tl.constexpr, EDITS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """The lowest kept key, at least `level`, and how many of the tokens with it are kept."""
+    ties = _NO_ID
+    if limited:
+        level = _search(top_k, level, _key(top), x, top, blocks, logits_ptr,
+                        edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
+                        stride_logits, True, WHOLE, EDITS, TILE)  # fmt: skip
+        above, total = _above(level, x, top, blocks, logits_ptr, edited_ptr, edited,
+                              temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
+                              WHOLE, EDITS, TILE)  # fmt: skip
+        ties = top_k - above
+        total += tl.exp(_value(level) - top).to(tl.float64) * ties
+    if top_p < 1.0:
+        target = top_p * total
+        lowest = level
+        level = _search(target, lowest, _key(top), x, top, blocks, logits_ptr,
+                        edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
+                        stride_logits, False, WHOLE, EDITS, TILE)  # fmt: skip
+        above, mass = _above(level, x, top, blocks, logits_ptr, edited_ptr, edited,
+                             temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
+                             WHOLE, EDITS, TILE)  # fmt: skip
+        each = tl.exp(_value(level) - top).to(tl.float64)
+        # Ties are kept while less than the target lies before them; the first token always.
+        wanted = tl.where(each > 0, (target - mass) / tl.where(each > 0, each, 1.0), 1e9)
+        wanted = tl.ceil(tl.minimum(tl.maximum(wanted, 1.0), 1e9)).to(tl.int32)
+        ties = tl.where(level == lowest, tl.minimum(ties, wanted), wanted)
+    return level, ties
 
 
 @triton.jit
@@ -140,32 +173,18 @@ def _cut_kernel(
     else:
         enough = _total(_weight(x, bound + 1, top, False)) >= top_p * total
     everything = listed == blocks
-    level = tl.where(enough & (everything == 0), bound, LOWEST_KEY)
+    low = tl.where(enough & (everything == 0), bound, LOWEST_KEY)
     whole = (enough | everything) == 0
-    ties = _NO_ID
-    if limited:
-        level = _search(top_k, level, _key(top), x, top, whole, blocks, logits_ptr,
-                        edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
-                        stride_logits, True, EDITS, TILE)  # fmt: skip
-        above, total = _above(level, x, top, whole, blocks, logits_ptr, edited_ptr, edited,
-                              temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
-                              EDITS, TILE)  # fmt: skip
-        ties = top_k - above
-        total += tl.exp(_value(level) - top).to(tl.float64) * ties
-    if top_p < 1.0:
-        target = top_p * total
-        lowest = level
-        level = _search(target, lowest, _key(top), x, top, whole, blocks, logits_ptr,
-                        edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
-                        stride_logits, False, EDITS, TILE)  # fmt: skip
-        above, mass = _above(level, x, top, whole, blocks, logits_ptr, edited_ptr, edited,
-                             temperature_ptr, top_k_ptr, row, vocabulary, stride_logits,
-                             EDITS, TILE)  # fmt: skip
-        each = tl.exp(_value(level) - top).to(tl.float64)
-        # Ties are kept while less than the target lies before them; the first token always.
-        wanted = tl.where(each > 0, (target - mass) / tl.where(each > 0, each, 1.0), 1e9)
-        wanted = tl.ceil(tl.minimum(tl.maximum(wanted, 1.0), 1e9)).to(tl.int32)
-        ties = tl.where(level == lowest, tl.minimum(ties, wanted), wanted)
+    # Two copies of the same steps: in the one that reads the whole row, the candidates would take
+    # registers away from the loads.
+    if whole:
+        level, ties = _lowest_kept(low, x, top, total, top_k, top_p, limited, blocks, logits_ptr,
+                                   edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
+                                   stride_logits, True, EDITS, TILE)  # fmt: skip
+    else:
+        level, ties = _lowest_kept(low, x, top, total, top_k, top_p, limited, blocks, logits_ptr,
+                                   edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
+                                   stride_logits, False, EDITS, TILE)  # fmt: skip
     tl.store(facts + 5, level)
     tl.store(facts + 6, ties)
     tl.store(facts + 7, whole.to(tl.int32))

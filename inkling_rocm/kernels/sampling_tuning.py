@@ -30,7 +30,7 @@ SCAN = TuningTable(
 )
 BOUND = TuningTable("inkling_rocm.sampling_bound", _rows({"CANDIDATES": 64}, {"num_warps": 4}))
 CUT = TuningTable(
-    "inkling_rocm.sampling_cut", _rows({"TILE": 32}, {"num_warps": 16}, {"num_warps": 8})
+    "inkling_rocm.sampling_cut", _rows({"TILE": 16}, {"num_warps": 16}, {"num_warps": 8})
 )
 DRAW = TuningTable("inkling_rocm.sampling_draw", _rows({"TILE": 32}, {"num_warps": 8}))
 

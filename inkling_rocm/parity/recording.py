@@ -29,6 +29,7 @@ class Recording:
     problem: str
     dtype: str
     device: str
+    commit: str
     versions: dict[str, str]
     weights: str
     tokens: list[list[int]]
@@ -64,15 +65,22 @@ def file_name(problem: str, dtype: str) -> str:
 
 
 def save(
-    comparison: Comparison, problem: Problem, folder: Path, *, device: str, versions: dict[str, str]
+    comparison: Comparison,
+    problem: Problem,
+    folder: Path,
+    *,
+    device: str,
+    commit: str,
+    versions: dict[str, str],
 ) -> Path:
-    """Write a comparison's outputs and tokens to `folder`."""
+    """Write a comparison's outputs and tokens to `folder`, and on what and of what they are."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(comparison.problem, comparison.dtype)
     facts = {
         "problem": comparison.problem,
         "dtype": comparison.dtype,
         "device": device,
+        "commit": commit,
         "versions": versions,
         "weights": weights_digest(problem),
         "tokens": comparison.tokens,

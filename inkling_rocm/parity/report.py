@@ -65,6 +65,7 @@ def parity(
     record: Path | None = None,
     against: Path | None = None,
     device: str = "",
+    commit: str = "",
     versions: dict[str, str] | None = None,
     say: Callable[[str], None] = print,
 ) -> tuple[list[dict], int]:
@@ -72,7 +73,8 @@ def parity(
 
     Args:
         problems, dtypes: empty = all. record: folder to write the targets' outputs to (one target).
-        against: folder of recordings to compare with. device, versions: provenance of a recording.
+        against: folder of recordings to compare with. device, commit, versions: provenance of a
+            recording.
     Returns: (results as JSON, number of failures).
     Raises: ValueError: an unknown name, or a recording of other weights.
     """
@@ -92,7 +94,10 @@ def parity(
                     say(line)
                 result = found.as_json()
                 if record is not None:
-                    save(found, problem, record, device=device, versions=versions or {})
+                    save(
+                        found, problem, record, device=device, commit=commit,
+                        versions=versions or {},
+                    )  # fmt: skip
                 if against is not None:
                     recording = load(against / file_name(problem.name, dtype), problem)
                     apart = differences(found, recording.kept)

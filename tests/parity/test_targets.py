@@ -52,6 +52,13 @@ def test_emulated(name, arch, dtype):
     check(compare(PROBLEMS[name], Target.named(arch), dtype))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_on_a_gpu(name, dtype):
+    check(compare(PROBLEMS[name], Target.named("cuda"), dtype))
+
+
 def _scaled(result, args, kwargs):
     return result * 1.001
 
@@ -105,9 +112,10 @@ def test_a_planted_fault_is_located(site, fault):
     assert any(f"first fault: {site}" in line for line in summary(found))
 
 
-def test_a_planted_fault_is_located_among_emulated_ops():
+@pytest.mark.parametrize("name", ["gfx942", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_planted_fault_is_located_among_triton_ops(name):
     pytest.importorskip("triton")
-    problem, target = replace(PROBLEMS["dense-moe"], decode_steps=0), Target.named("gfx942")
+    problem, target = replace(PROBLEMS["dense-moe"], decode_steps=0), Target.named(name)
     site = "1.mlp.experts"
 
     def plant(at, op, function, args, kwargs):
@@ -122,11 +130,11 @@ def test_a_planted_fault_is_located_among_emulated_ops():
 def test_recordings_round_trip_and_are_of_their_weights(tmp_path):
     problem = PROBLEMS["grouped"]
     found = compare(problem, CPU, torch.float32)
-    save(found, problem, tmp_path, device="here", versions={"torch": "x"})
+    save(found, problem, tmp_path, device="here", commit="abc", versions={"torch": "x"})
     path = tmp_path / file_name("grouped", "float32")
     recording = load(path, problem)
     assert recording.tokens == found.tokens
-    assert recording.device == "here"
+    assert (recording.device, recording.commit) == ("here", "abc")
     assert max(d.error for d in differences(found, recording.kept)) == 0.0
     with pytest.raises(ValueError, match="other weights"):
         load(path, replace(problem, seed=problem.seed + 1))
@@ -140,7 +148,7 @@ def test_a_difference_beyond_the_budget_is_a_failure(tmp_path):
     found = compare(problem, CPU, torch.float32)
     key = next(k for k in found.kept if k[1] == "1.attn.o_proj")
     found.kept[key] = found.kept[key] * 1.001
-    save(found, problem, tmp_path, device="elsewhere", versions={})
+    save(found, problem, tmp_path, device="elsewhere", commit="", versions={})
     lines: list[str] = []
     results, failures = parity(
         ["cpu"], ["grouped"], ["float32"], against=tmp_path, say=lines.append
