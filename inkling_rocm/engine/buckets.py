@@ -127,17 +127,22 @@ class DeviceTables:
 
 
 def capture_graphs(
-    buckets: Sequence[int], stages: Callable[[int], Sequence[Callable[[], None]]]
+    buckets: Sequence[int],
+    stages: Callable[[int], Sequence[Callable[[], None]]],
+    *,
+    progress: bool = True,
 ) -> dict[int, list[torch.cuda.CUDAGraph]]:
     """Record graphs, the largest bucket first, so that the smaller ones reuse its memory.
 
     Args:    stages: of a bucket, each recorded as one graph after having run once, which compiles
-             its kernels; to be replayed in order.
+             its kernels; to be replayed in order. progress: show a bar.
     Returns: the graphs of each bucket.
     """
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
-    sizes = tqdm(sorted(buckets, reverse=True), desc="capturing graphs", unit="graph")
+    sizes = tqdm(
+        sorted(buckets, reverse=True), desc="capturing graphs", unit="graph", disable=not progress
+    )
     for size in sizes:
         sizes.set_postfix(batch=size)
         parts = stages(size)

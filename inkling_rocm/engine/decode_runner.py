@@ -135,8 +135,17 @@ class DecodeRunner:
 
             return [forward]
 
-        for size, (graph,) in capture_graphs(self.buckets, stages).items():
+        for size, (graph,) in capture_graphs(
+            self.buckets, stages, progress=self._host.comm.tp_rank == 0
+        ).items():
             self._bucket(size).graph = graph
+
+    def release(self) -> None:
+        """Destroy the graphs; steps cannot be run any more."""
+        for bucket in self._made.values():
+            if bucket.graph is not None:
+                bucket.graph.reset()
+                bucket.graph = None
 
     def _forward(self, bucket: _Bucket) -> Tensor:
         """Metadata and model over a bucket's buffers."""

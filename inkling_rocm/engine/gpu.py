@@ -134,7 +134,11 @@ def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
     before, started = free_bytes(parts.device), time.perf_counter()
     slot = host.rings.take()
     most = min(plan.chunk_tokens, *(pool.room(slot) for pool in host.pools))
-    sizes = tqdm(sorted({min(n, most) for n in (*WARM_UP_TOKENS, most)}), desc="warming up")
+    sizes = tqdm(
+        sorted({min(n, most) for n in (*WARM_UP_TOKENS, most)}),
+        desc="warming up",
+        disable=host.comm.tp_rank != 0,
+    )
     for tokens in sizes:
         sizes.set_postfix(tokens=tokens)
         for pool in host.pools:

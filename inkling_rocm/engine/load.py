@@ -85,10 +85,13 @@ def rank_device(args: EngineArgs, rank: int) -> torch.device:
 
     Raises: ValueError: fewer GPUs than ranks, or one GPU was named for several ranks.
     """
-    device = choose_device(args.device)
-    if device.type != "cuda" or args.tp_size == 1:
-        return device
-    if device.index is not None:
+    if args.tp_size == 1:
+        return choose_device(args.device)
+    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda":
+        return choose_device(name)
+    if index:
         raise ValueError(
             f"device {args.device!r} is one GPU, tensor parallel size {args.tp_size} needs as many;"
             " name the kind only, and choose GPUs with CUDA_VISIBLE_DEVICES / HIP_VISIBLE_DEVICES"
@@ -98,11 +101,12 @@ def rank_device(args: EngineArgs, rank: int) -> torch.device:
             f"tensor parallel size {args.tp_size} needs {args.tp_size} GPUs, this process sees "
             f"{torch.cuda.device_count()}"
         )
-    return torch.device("cuda", rank)
+    return choose_device(f"cuda:{rank}")  # no other: a rank has no context on others' GPUs
 
 
-def check_ranks(args: EngineArgs) -> InklingConfig:
-    """The checkpoint's config, after making sure that its weights can be shared out as asked.
+def check_ranks(args: EngineArgs, rank: int = 0) -> InklingConfig:
+    """The checkpoint's config, after making sure that its weights can be shared out as asked and
+    that the rank has a device.
 
     Raises: ValueError: they cannot, or there are too few devices.
     """
@@ -111,7 +115,7 @@ def check_ranks(args: EngineArgs) -> InklingConfig:
     if not (args.load_format == "dummy" and path.is_file()):  # a config.json is all a dummy needs
         path = resolve_model_path(args.model_path)
     config = load_config(path, override)
-    rank_device(args, 0)
+    rank_device(args, rank)
     rank_text(config.text, args.ranks)
     if args.ep_size > 1 and config.text.moe is None:
         raise ValueError(f"ep_size {args.ep_size}: every layer of this model is dense")
@@ -128,7 +132,7 @@ def load_parts(args: EngineArgs, rank: int = 0) -> EngineParts:
     Raises: ValueError: the checkpoint or an argument is wrong (CheckpointError is one), or the
             weights do not fit.
     """
-    config = check_ranks(args)
+    config = check_ranks(args, rank)
     device = rank_device(args, rank)
     if device.index is not None and device.type == "cuda":  # else it is the current one already
         torch.cuda.set_device(device)

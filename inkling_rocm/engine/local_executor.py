@@ -48,6 +48,8 @@ class DecodeRunner(Protocol):
         """Returns: hidden [B, H], and the host they were computed on."""
         ...
 
+    def release(self) -> None: ...
+
 
 class RoundRunner(Protocol):
     """Runs rounds from fixed buffers (speculative/round_runner.py)."""
@@ -59,6 +61,8 @@ class RoundRunner(Protocol):
     def run(self, step: StepInput) -> tuple[Tensor, Tensor]:
         """Returns: tokens [B, N + 1] and logits [B (N + 1), V]."""
         ...
+
+    def release(self) -> None: ...
 
 
 class LocalExecutor:
@@ -143,6 +147,18 @@ class LocalExecutor:
         if self.speculation is not None:
             self.speculation.propose(step, step_hidden_TH, tokens)
         return LocalOutput(tokens, logprobs, step, scores)
+
+    def finish(self) -> None:
+        """Wait for every step that was started."""
+        if self._last_tokens.device.type != "cpu":
+            torch.cuda.synchronize(self._last_tokens.device)
+
+    def release(self) -> None:
+        """Destroy the graphs, after which no step can be run. NCCL's communicators do not end
+        while a graph that uses them lives."""
+        for runner in (self.decode, self.rounds):
+            if runner is not None:
+                runner.release()
 
     def follow(self, step: StepInput) -> LocalOutput:
         """Run a step that another rank has scheduled: its page tables are taken over first."""

@@ -11,6 +11,7 @@ that, so it ends the engine (RankLost), unlike a failed step of one rank.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import socket
 import subprocess
@@ -75,6 +76,9 @@ class Failed:
 def connect(rank: int, size: int, port: int, device: torch.device, seconds: int) -> TorchComm:
     """Join the group of all ranks on this machine."""
     on_gpu = device.type == "cuda"
+    # NCCL's watchdog would end this whole process, a server's included, when a rank is lost; Ranks
+    # notices that itself and ends the engine alone.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         init_method=f"tcp://127.0.0.1:{port}",
@@ -186,6 +190,8 @@ class Ranks:
         self._on_loss = on_loss
         self._news = threading.Event()
         self._closing = False
+        self._leaving = threading.Lock()
+        self._local: LocalExecutor | None = None
         self._port = _free_port()
         self._processes: list[subprocess.Popen] = []
         for rank in range(1, args.tp_size):
@@ -221,7 +227,8 @@ class Ranks:
         try:
             comm = connect(0, args.tp_size, self._port, device, args.dist_timeout)
             sampler = SharedSampler(make_sampler(parts, plan), comm)
-            return plan, build_executor(parts, args, plan, comm, sampler)
+            self._local = build_executor(parts, args, plan, comm, sampler)
+            return plan, self._local
         except Exception as error:
             raise self.failure(error) from error
 
@@ -247,6 +254,13 @@ class Ranks:
 
     def close(self) -> None:
         """End the followers and the group."""
+        if self._local is not None:
+            try:
+                if self.lost is None:
+                    self._local.finish()  # while all ranks are there, a started step ends by itself
+                self._local.release()
+            except RuntimeError as error:  # the device has failed, and the step has said so
+                logger.debug("the device cannot be waited for: %s", error)
         self._closing = True
         for process in self._processes:
             assert process.stdin is not None
@@ -260,8 +274,24 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        # A thread of its own: where an engine fails while it captures graphs, the failure's frames
+        # hold some, and NCCL waits for those.
+        leave = threading.Thread(target=self._leave, name="inkling-ranks-end", daemon=True)
+        leave.start()
+        leave.join(CLOSE_SECONDS)
+        if leave.is_alive():
+            logger.warning("the group of the ranks could not be left in %g s", CLOSE_SECONDS)
+
+    def _leave(self) -> None:
+        """Leave the group. From NCCL's by aborting: that ends kernels that wait for a rank which is
+        gone, and does not ask the others."""
+        with self._leaving:
+            if not dist.is_initialized():
+                return
+            if dist.get_backend() == "nccl":
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
 
     def _watch(self, rank: int, process: subprocess.Popen) -> None:
         """Wait for a follower's last words or its end."""
@@ -273,10 +303,11 @@ class Ranks:
             self.lost = reason
             logger.error("%s", reason)
         self._news.set()
-        if dist.is_initialized() and dist.get_backend() == "nccl":
-            # A kernel that waits for the lost rank never ends by itself.
-            dist.distributed_c10d._abort_process_group()
         self._on_loss(reason)
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            # A kernel that waits for the lost rank never ends by itself. This returns when `close`
+            # has destroyed the graphs.
+            self._leave()
 
     def _reason(self, rank: int, process: subprocess.Popen, report: Any) -> str:
         if isinstance(report, Failed):

@@ -6,6 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# Renamed in newer releases of torch.
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class RankSlice:
     """One rank of a group whose other ranks do not exist: for measuring its work alone.
@@ -41,7 +44,7 @@ class TorchComm:
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         parts = torch.empty((self.tp_size, *x.shape), dtype=x.dtype, device=x.device)
-        dist.all_gather(list(parts.unbind(0)), x.contiguous())
+        _gather_into(parts.flatten(0, 1), x.contiguous())
         return torch.cat(parts.unbind(0), dim)
 
     def broadcast(self, x: Tensor) -> Tensor:

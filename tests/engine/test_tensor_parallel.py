@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from inkling_rocm.checkpoint.released_config import released_config
-from inkling_rocm.engine import Engine, EngineArgs, RequestError, SamplingParams
+from inkling_rocm.engine import Engine, EngineArgs, RequestError, SamplingParams, load
+from inkling_rocm.engine.local_executor import LocalExecutor
 from tests.engine.tiny import tiny_config, tiny_mtp_config
 
 PROMPTS = [[(11 * i + 5 * salt + 3) % 150 for i in range(length)] for salt, length in
@@ -129,6 +130,37 @@ def test_followers_end_with_the_engine(folder):
     running.shutdown()
     assert process.poll() == 0
     assert not torch.distributed.is_initialized()
+
+
+def test_steps_and_graphs_end_before_the_group(folder, monkeypatch):
+    """NCCL waits for graphs that use it; followers that are gone finish no step."""
+    order = []
+
+    def noted(owner, name):
+        original = getattr(owner, name)
+
+        def call(*args):
+            order.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    running = engine(folder, tp_size=2)
+    noted(LocalExecutor, "finish")
+    noted(LocalExecutor, "release")
+    noted(torch.distributed, "destroy_process_group")
+    running.shutdown()
+    assert order == ["finish", "release", "destroy_process_group"]
+
+
+def test_a_rank_uses_its_own_gpu_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(load, "choose_device", lambda name: asked.append(name))
+    for rank in range(2):
+        load.rank_device(EngineArgs(model_path="x", tp_size=2), rank)
+    assert asked == ["cuda:0", "cuda:1"]
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,17 @@ class RoundRunner:
                     return [partial(self._round, bucket)]
                 return self._stages(bucket)
 
-            for size, graphs in capture_graphs(self.buckets, stages).items():
+            for size, graphs in capture_graphs(
+                self.buckets, stages, progress=self._host.comm.tp_rank == 0
+            ).items():
                 self._bucket(size, drafts).graphs = graphs
+
+    def release(self) -> None:
+        """Destroy the graphs; rounds cannot be run any more."""
+        for bucket in self._made.values():
+            for graph in bucket.graphs:
+                graph.reset()
+            bucket.graphs.clear()
 
     def _round(self, bucket: _Bucket) -> None:
         for stage in self._stages(bucket):
