@@ -20,7 +20,8 @@ class Client(Protocol):
 
 
 class EngineClient:
-    """The engine itself: no HTTP, no tokenizer."""
+    """The engine itself: no HTTP, no tokenizer. Tokens have the time at which the engine made their
+    update: hundreds of threads that read each one would take the interpreter from its thread."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -28,8 +29,8 @@ class EngineClient:
     def run(self, task: Task) -> Outcome:
         params = SamplingParams(max_new_tokens=task.output_len, temperature=0.0, ignore_eos=True)
         outcome = Outcome(prompt_len=len(task.prompt_ids), sent=time.perf_counter())
-        for update in self._engine.submit(task.prompt_ids, params):
-            outcome.token_times += [time.perf_counter()] * len(update.token_ids)
+        for update in self._engine.submit(task.prompt_ids, params).collect():
+            outcome.token_times += [update.created] * len(update.token_ids)
             outcome.error = update.error
         return outcome
 

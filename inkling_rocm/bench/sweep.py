@@ -11,7 +11,7 @@ from inkling_rocm.bench.clients import Client
 from inkling_rocm.bench.plot import plot_serving
 from inkling_rocm.bench.rows import append_rows
 from inkling_rocm.bench.serving import send
-from inkling_rocm.bench.workload import random_tasks, summary
+from inkling_rocm.bench.workload import Task, random_tasks, summary
 
 SHOWN = (
     "completed", "failed", "duration_s", "request_throughput", "input_throughput",
@@ -46,25 +46,19 @@ class Sweep:
         output_file: Path | None,
         plot: Path | None,
     ) -> list[dict[str, Any]]:
-        """One row for each concurrency. Raises: ValueError: no request succeeded."""
-        tasks = random_tasks(
-            num_prompts=self.num_prompts,
-            input_len=self.input_len,
-            output_len=self.output_len,
-            range_ratio=self.range_ratio,
-            request_rate=self.request_rate,
-            vocabulary=self.vocabulary,
-            seed=self.seed,
-        )
+        """One row for each concurrency, with prompts of its own: a prefix cache that has seen those
+        of the one before would answer for the model. Raises: ValueError: no request succeeded."""
         if self.warmup_requests:
+            tasks = self._tasks(self.seed - 1)
             warm = (tasks * self.warmup_requests)[: self.warmup_requests]
             send(client, warm, max_concurrency=max(concurrencies), progress=False)
         rows = []
-        for concurrency in concurrencies:
-            outcomes, seconds = send(client, tasks, max_concurrency=concurrency)
+        for seed, concurrency in enumerate(concurrencies, self.seed):
+            outcomes, seconds = send(client, self._tasks(seed), max_concurrency=concurrency)
             row = {
                 "op": "serving",
                 **{name: value for name, value in asdict(self).items() if name != "facts"},
+                "seed": seed,
                 "request_rate": str(self.request_rate),  # JSON has no infinity
                 "max_concurrency": concurrency,
                 **summary(outcomes, seconds, self.gpus),
@@ -82,3 +76,14 @@ class Sweep:
         if plot is not None:
             plot_serving(rows, plot)
         return rows
+
+    def _tasks(self, seed: int) -> list[Task]:
+        return random_tasks(
+            num_prompts=self.num_prompts,
+            input_len=self.input_len,
+            output_len=self.output_len,
+            range_ratio=self.range_ratio,
+            request_rate=self.request_rate,
+            vocabulary=self.vocabulary,
+            seed=seed,
+        )

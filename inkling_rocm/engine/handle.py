@@ -35,6 +35,7 @@ class RequestHandle:
         self._unfinished = continuations
         self._updates: deque[Update] = deque()
         self._changed = threading.Condition()
+        self._done = threading.Event()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future] | None = None
 
     def abort(self) -> None:
@@ -49,6 +50,7 @@ class RequestHandle:
             waiter, self._waiter = self._waiter, None
             self._changed.notify_all()
         if self.ended:
+            self._done.set()
             self._on_end(self.rid)
         if waiter is not None:
             loop, future = waiter
@@ -61,6 +63,14 @@ class RequestHandle:
         """Whether the engine has reported the end of every continuation; updates may still wait to
         be read."""
         return self._unfinished <= 0
+
+    def collect(self) -> list[Update]:
+        """Wait for the end without being woken by every update. Returns: those not read before."""
+        self._done.wait()
+        with self._changed:
+            found = list(self._updates)
+            self._updates.clear()
+        return found
 
     def __iter__(self) -> RequestHandle:
         return self

@@ -110,6 +110,7 @@ class Update:
         finish_reason: None while running; matched_stop: the id or text that ended it.
         prompt_tokens, completion_tokens, cached_tokens: counts so far.
         draft_counts: what speculation did so far; None before the first verification.
+        created: time.perf_counter() when the engine made it.
     """
 
     index: int
@@ -124,6 +125,7 @@ class Update:
     completion_tokens: int = 0
     cached_tokens: int = 0
     draft_counts: DraftCounts | None = None
+    created: float = field(default=0.0, compare=False)
 
 
 class RequestError(ValueError):

@@ -213,6 +213,7 @@ class Sequence:
             completion_tokens=self.generated,
             draft_counts=self.draft_counts,
             cached_tokens=self.cached_tokens or 0,
+            created=time.perf_counter(),
         )
         self._reported = True
         self._new_ids, self._new_text, self._new_logprobs = [], [], []
