@@ -29,10 +29,8 @@ part serving 240 bash -c "bench serving --backend inkling-rocm-engine --model $s
     --json-model-override-args '{\"num_hidden_layers\": 8}' --num-prompts 128 --random-input-len 1024 \
     --random-output-len 128 --random-range-ratio 1 --max-concurrency 1,2,4,8,16,32,64,128 \
     --context-length 2048 --plot $out/serving.png --output-file $out/rows.jsonl"
-part ours 120 bash -c "bench layer --model-path $small \
-    --json-model-override-args '{\"num_hidden_layers\": 6}' --batches 1,32 --context 1024 \
-    --prefill 1024 --output-file $out/rows.jsonl"
-part peer 240 python -m bench.layer_peer --config $small --layers 6 --batches 1,32 --context 1024
+part peer 300 python -m bench.small_stack --config $small --layers 6 --batches 1,32 --context 1024 \
+    --out $out/rows.jsonl
 if [ "$(python -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then
     part tp_tokens 120 python -m bench.tensor_parallel --config $small --layers 3 --tp 2
     part tp_speed 120 python -m bench.tensor_parallel --config $small --layers 8 --tp 2 \
