@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from bench.speculation.rounds import (
 from inkling_rocm.bench.rows import machine
 from inkling_rocm.engine import Engine, EngineArgs, SamplingParams
 from inkling_rocm.engine.load import EngineParts, load_parts
+from inkling_rocm.engine.request import TokenLogprob
 
 # --tiny: Inkling-Small's config with these values.
 TINY = {
@@ -64,17 +66,19 @@ TINY = {
     "audio_config": {"decoder_dmodel": 64},
     "vision_config": {"decoder_dmodel": 64},
 }
-GATE_TOKENS = 32
+GATE_PROMPTS, GATE_TOKENS = 4, 32
+TOP = 20  # log probabilities of the run without speculation that are kept for the gate
+NEAR_TIE = 0.1  # nats: forwards of other batch shapes round logits differently
 SKIP = 5  # rounds before those that are watched
 PROFILED = 20  # rounds
 
 
 def numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+    return [float(part) for part in text.split(",") if part]
 
 
 def wholes(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",") if part]
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -87,6 +91,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--override", default="{}", help="JSON over the config's values")
     parser.add_argument("--batches", type=wholes, default=[1, 32])
     parser.add_argument("--steps", type=wholes, default=[1, 2, 3, 4, 5, 6, 7, 8])
+    parser.add_argument(
+        "--compared", type=wholes, default=None,
+        help="those of --steps whose rounds are also run as a graph a step and launched kernel by "
+        "kernel; default: all",
+    )  # fmt: skip
     parser.add_argument(
         "--acceptances", type=numbers, default=[0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
     )
@@ -104,7 +113,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def engine_args(options: argparse.Namespace, steps: int) -> EngineArgs:
     """Of an engine with that many draft steps; 0 = without speculation."""
     rounds = SKIP + max(options.rounds, PROFILED)
-    longest = max(most_tokens(rounds, max(options.batches), steps), GATE_TOKENS)
+    # Of the most steps, so that kernels and their splits of the keys are the same for all.
+    longest = max(most_tokens(rounds, max(options.batches), max(options.steps)), GATE_TOKENS)
     return EngineArgs(
         model_path=options.config,
         load_format="dummy",
@@ -121,20 +131,36 @@ def engine_args(options: argparse.Namespace, steps: int) -> EngineArgs:
     )
 
 
-def greedy(engine: Engine, length: int) -> list[int]:
-    """What a greedy request of `length` prompt tokens is answered."""
+def greedy(engine: Engine, length: int) -> list[list[TokenLogprob]]:
+    """What greedy requests of `length` prompt tokens are answered, each with the most probable
+    tokens."""
     params = SamplingParams(max_new_tokens=GATE_TOKENS, temperature=0.0, ignore_eos=True)
-    handle = engine.submit(prompt(0, length, engine), params, stream=False)
-    return [token for update in handle for token in update.token_ids]
+    prompts = [prompt(row, length, engine) for row in range(GATE_PROMPTS)]
+    handles = [engine.submit(ids, params, logprobs=TOP, stream=False) for ids in prompts]
+    return [[token for update in handle for token in update.logprobs] for handle in handles]
 
 
-def gate(found: list[int], wanted: list[int]) -> str:
-    """ "pass", or where the output begins to differ."""
-    if found == wanted:
-        return "pass"
-    pairs = zip(found, wanted, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(wanted)))
-    return f"differs from token {at} of {len(wanted)} on"
+def gate(found: list[list[TokenLogprob]], wanted: list[list[TokenLogprob]]) -> str:
+    """ "pass", with how far outputs could be compared: up to where two tokens are so close that
+    rounding decides; else where they differ by more."""
+    equal, ties = 0, []
+    for got, want in zip(found, wanted, strict=True):
+        for at, (a, b) in enumerate(zip(got, want, strict=True)):
+            if a.token_id == b.token_id:
+                equal += 1
+                continue
+            gap = b.logprob - dict(b.top).get(a.token_id, -np.inf)
+            if not gap <= NEAR_TIE:
+                return f"differs from token {at} on, which is {gap:.3f} nats less probable"
+            ties.append(gap)
+            break
+    total = sum(map(len, wanted))
+    if not ties:
+        return f"pass: {equal} tokens"
+    return (
+        f"pass: {equal} of {total} tokens, {len(ties)} outputs part at near ties of up to "
+        f"{max(ties):.3f} nats"
+    )
 
 
 def round_numbers(window: Window, batch: int) -> dict:
@@ -209,10 +235,10 @@ def measure_rounds(
     args: EngineArgs,
     options: argparse.Namespace,
     rows: Rows,
-    wanted: list[int] | None,
+    wanted: list[list[TokenLogprob]] | None,
     *,
     apart: bool = False,
-) -> tuple[list[int], str, str]:
+) -> tuple[list[list[TokenLogprob]], str, str]:
     """Rows of op "round" for one engine.
 
     Args:    apart: record the verification and every depth as graphs of their own.
@@ -276,6 +302,7 @@ def measure_acceptance(
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with profile():
         pass  # its library wants to be set up by the main thread
     parts = load_parts(engine_args(options, max(options.steps)))
@@ -285,11 +312,12 @@ def main(arguments: list[str] | None = None) -> None:
     for steps in options.steps:
         args = engine_args(options, steps)
         _, outcome, way = measure_rounds(parts, args, options, rows, wanted)
-        if way != "launched":
+        if way != "launched" and (options.compared is None or steps in options.compared):
             launched = replace(args, disable_cuda_graph=True)
             measure_rounds(parts, args, options, rows, wanted, apart=True)
             measure_rounds(parts, launched, options, rows, wanted)
-        measure_acceptance(parts, args, options, rows, outcome)
+        if options.acceptances:
+            measure_acceptance(parts, args, options, rows, outcome)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from bench.speculation import tables
 from bench.speculation.plot import plot
 from bench.speculation.rounds import MARK, RoundWatch, runtime_calls
 from bench.speculation.run import gate, main, waits, way_of
+from inkling_rocm.engine.request import TokenLogprob
 
 
 def test_calls_between_the_marks_are_counted():
@@ -51,9 +52,22 @@ def test_the_window_has_the_rounds_of_its_batch_only():
 
 
 def test_gate():
-    assert gate([1, 2], [1, 2]) == "pass"
-    assert gate([1, 3], [1, 2]) == "differs from token 1 of 2 on"
-    assert gate([1], [1, 2]) == "differs from token 1 of 2 on"
+    def token(chosen, *top):
+        return TokenLogprob(token_id=chosen, logprob=top[0][1], top=top)
+
+    one, two, other = (
+        token(n, (n, -0.5), (8, -0.55), (9, -0.9)) for n in (1, 2, 8)
+    )  # fmt: skip
+    wanted = [[one, two, one], [two, two, two]]
+    assert gate(wanted, wanted) == "pass: 6 tokens"
+    near = gate([[one, other, other], [two, two, two]], wanted)
+    assert near == "pass: 4 of 6 tokens, 1 outputs part at near ties of up to 0.050 nats"
+    far = [[one, token(9, (9, -0.5)), one], [two, two, two]]
+    assert gate(far, wanted) == "differs from token 1 on, which is 0.400 nats less probable"
+    unknown = [[one, token(7, (7, -0.5)), one], [two, two, two]]
+    assert gate(unknown, wanted) == "differs from token 1 on, which is inf nats less probable"
+    with pytest.raises(ValueError, match="longer"):
+        gate([[one], [two]], wanted)
 
 
 def test_tables_without_rows():
@@ -87,7 +101,7 @@ def test_a_whole_run(tmp_path):
     main([*options.split(), "--out", str(out)])
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == 2 + 2 * (2 + 4)
-    assert {row["gate"] for row in rows} == {"pass"}
+    assert {row["gate"] for row in rows} == {"pass: 128 tokens"}
     simulated = [row for row in rows if row["op"] == "acceptance"]
     assert all(row["acceptance"] == row["probability"] for row in simulated)
     assert tables.rounds(rows).count("\n| ") == 6
