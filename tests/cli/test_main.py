@@ -95,3 +95,24 @@ def test_generate_fails_when_the_answer_does(monkeypatch, mode):
     result = generate(*mode, "Hello")
     assert result.exit_code == 1
     assert "error: RuntimeError: planted" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--cuda-graph-bs", "4", "--cuda-graph-bs", "2"], {"cuda_graph_bs": (2, 4)}),
+        (["--cuda-graph-max-bs", "3"], {"cuda_graph_max_bs": 3}),
+        (["--disable-cuda-graph"], {"disable_cuda_graph": True}),
+        ([], {"cuda_graph_bs": None, "cuda_graph_max_bs": None, "disable_cuda_graph": False}),
+    ],
+)
+def test_generate_has_the_graph_flags_of_serve(monkeypatch, flags, wanted):
+    made = []
+
+    def engine(args):
+        made.append({name: getattr(args, name) for name in wanted})
+        raise ValueError("enough")
+
+    monkeypatch.setattr("inkling_rocm.engine.Engine", engine)
+    assert generate(*flags, "Hello").exit_code == 1
+    assert made == [wanted]
