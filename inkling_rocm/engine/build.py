@@ -103,7 +103,7 @@ def build_executor(
         sampler,
         vocabulary=text.unpadded_vocab_size,
         runs_ahead=on_gpu and not args.disable_overlap_schedule,
-        decode=None if speculation else make_decode_runner(parts, args, plan, host),
+        decode=None if speculation else make_decode_runner(parts, args, plan, host, sampler),
         speculation=speculation,
         rounds=rounds,
     )

@@ -2,8 +2,10 @@
 
 A step of n rows runs in the smallest bucket of at least n rows; the rest is padding on slot 0. The
 host sends one small array; a metadata kernel inside the graph derives everything else from it and
-from page tables that live on the device. Without capture (on a CPU, or with --disable-cuda-graph)
-the same function over the same buffers is called directly.
+from page tables that live on the device. The next tokens are drawn in the graph too and kept for
+the next step; where logits are edited the caller draws from the hidden states instead. Without
+capture (on a CPU, or with --disable-cuda-graph) the same functions over the same buffers are called
+directly.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from inkling_rocm.engine.buckets import (
 from inkling_rocm.engine.executor import StepInput
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.host_checks import check_step
+from inkling_rocm.engine.speculative.round_sampler import RoundSampler
 from inkling_rocm.host import BatchMeta, Host
 from inkling_rocm.host.decode import (
     FIRST,
@@ -43,6 +46,8 @@ from inkling_rocm.host.decode import (
 class _Model(Protocol):
     def forward(self, input_ids: Tensor, host: Host) -> Tensor: ...
 
+    def logits(self, hidden_nH: Tensor, host: Host) -> Tensor: ...
+
 
 @dataclass(kw_only=True)
 class _Bucket:
@@ -53,7 +58,8 @@ class _Bucket:
     tensors: Any
     host: BucketHost
     graph: torch.cuda.CUDAGraph | None = None
-    hidden: Tensor | None = field(default=None, repr=False)
+    hidden: Tensor = field(init=False, repr=False)
+    tokens: Tensor = field(init=False, repr=False)
 
 
 class DecodeRunner:
@@ -61,14 +67,24 @@ class DecodeRunner:
 
     Args:
         host: whose pools, rings and communication the forwards use.
+        sampler: draws where no logits are edited.
         buckets: batch sizes, ascending.
         max_kv: most keys of a row.
     """
 
-    def __init__(self, model: _Model, host: EmbeddedHost, *, buckets: tuple[int, ...], max_kv: int):
+    def __init__(
+        self,
+        model: _Model,
+        host: EmbeddedHost,
+        sampler: RoundSampler,
+        *,
+        buckets: tuple[int, ...],
+        max_kv: int,
+    ):
         self.buckets = buckets
         self._model = model
         self._host = host
+        self._sampler = sampler
         self._max_kv = max_kv
         self.device = device = host.last_tokens.device
         most = buckets[-1]
@@ -100,10 +116,12 @@ class DecodeRunner:
             written = dict(zip(step.slots.tolist(), ends, strict=True))
         self.tables.follow(step, written)
 
-    def run(self, step: StepInput) -> tuple[Tensor, Host]:
+    def run(self, step: StepInput) -> tuple[Tensor, Host, Tensor | None]:
         """Start a step that fits.
 
-        Returns: hidden [B, H] of the real rows, to be used before the next call; and the host.
+        Returns: hidden [B, H] and tokens int64 [B] of the real rows, to be used before the next
+            call, and the host between them. The tokens are None where logits are edited; else they
+            are kept in last_tokens already.
         """
         self.follow_tables(step, decode=True)
         n = len(step.slots)
@@ -115,14 +133,17 @@ class DecodeRunner:
             page = pool.table[step.slots, step.q_start // pool.page_size]
             staged[PAGE + POOL_FIELDS * index, :n] = page
         bucket.staged.copy_(to_pinned(staged, self.device), non_blocking=True)
+        if not step.edited:
+            self._sampler.prepare(step)
         if bucket.graph is not None:
             bucket.graph.replay()
         else:
-            bucket.hidden = self._forward(bucket)
+            self._forward(bucket)
+            if not step.edited:
+                self._draw(bucket)
         if self._host.check:
             check_step(bucket.host)
-        assert bucket.hidden is not None
-        return bucket.hidden[:n], bucket.host
+        return bucket.hidden[:n], bucket.host, None if step.edited else bucket.tokens[:n]
 
     def capture(self) -> None:
         """Record one graph a bucket."""
@@ -130,10 +151,11 @@ class DecodeRunner:
         def stages(size: int) -> list[Callable[[], None]]:
             bucket = self._bucket(size)
 
-            def forward() -> None:
-                bucket.hidden = self._forward(bucket)
+            def whole() -> None:
+                self._forward(bucket)
+                self._draw(bucket)
 
-            return [forward]
+            return [whole]
 
         for size, (graph,) in capture_graphs(
             self.buckets, stages, progress=self._host.comm.tp_rank == 0
@@ -147,12 +169,18 @@ class DecodeRunner:
                 bucket.graph.reset()
                 bucket.graph = None
 
-    def _forward(self, bucket: _Bucket) -> Tensor:
+    def _forward(self, bucket: _Bucket) -> None:
         """Metadata and model over a bucket's buffers."""
         bucket.host.meta = replace(bucket.host.meta, memo={})
         page_size, taps = self._host.pools[0].page_size, self._host.taps
         _derive(self.device)(bucket.tensors, page_size=page_size, taps=taps)
-        return self._model.forward(bucket.tensors.input_ids, bucket.host)
+        bucket.hidden = self._model.forward(bucket.tensors.input_ids, bucket.host)
+
+    def _draw(self, bucket: _Bucket) -> None:
+        """The next tokens, for the caller and for the next step."""
+        logits_BV = self._model.logits(bucket.hidden, bucket.host)
+        bucket.tokens = self._sampler.draw(logits_BV, bucket.tensors.next_position)
+        self._host.last_tokens[bucket.staged[SLOT].long()] = bucket.tokens
 
     def _bucket(self, rows: int) -> _Bucket:
         size = next(size for size in self.buckets if size >= rows)

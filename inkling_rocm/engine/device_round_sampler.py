@@ -1,6 +1,6 @@
-"""Drawing in rounds on a GPU: parameters in fixed buffers, positions that the device knows.
+"""Drawing in graphs on a GPU: parameters in fixed buffers, positions that the device knows.
 
-Rows whose logits are edited do not take part in rounds, so a parameter changes only with the batch.
+Rows whose logits are edited are not drawn there, so a parameter changes only with the batch.
 Written and emulated; it has not run on a GPU.
 """
 
@@ -42,12 +42,17 @@ class DeviceRoundSampler:
             return
         assert not any(row.edits.active for row in step.samples)
         self._drawn = drawn
-        for buffers, found in (
-            (self._verify, self._sampler.rows(step.samples, [0] * len(drawn))),
-            (self._draft, self._sampler.draft_rows(step.samples, 0, rejection=self._rejection)),
-        ):
+        found = [(self._verify, self._sampler.rows(step.samples, [0] * len(drawn)))]
+        if step.round is not None:
+            drafts = self._sampler.draft_rows(step.samples, 0, rejection=self._rejection)
+            found.append((self._draft, drafts))
+        for buffers, rows in found:
             for name in _PARAMETERS:
-                getattr(buffers, name)[: len(drawn)].copy_(getattr(found, name))
+                getattr(buffers, name)[: len(drawn)].copy_(getattr(rows, name))
+
+    def draw(self, logits_BV: Tensor, position_B: Tensor) -> Tensor:
+        """See RoundSampler."""
+        return self._one(self._verify, logits_BV, position_B)
 
     def verify(
         self,
@@ -73,9 +78,11 @@ class DeviceRoundSampler:
 
     def draft(self, logits_BV: Tensor, depth: int, position_B: Tensor) -> Tensor:
         """See RoundSampler."""
-        B = len(logits_BV)
-        parameters = {name: getattr(self._draft, name)[:B] for name in _PARAMETERS}
-        rows = SamplingRows(position=position_B + depth, **parameters)
+        return self._one(self._draft, logits_BV, position_B + depth)
+
+    def _one(self, buffers: SamplingRows, logits_BV: Tensor, position_B: Tensor) -> Tensor:
+        parameters = {name: getattr(buffers, name)[: len(logits_BV)] for name in _PARAMETERS}
+        rows = SamplingRows(position=position_B, **parameters)
         return sample_rows(logits_BV, rows, arch=self._sampler.arch)[0]
 
     def _buffers(self, rows: int) -> SamplingRows:

@@ -112,7 +112,8 @@ class StepInput:
         logit_rows: int64 [n], tokens whose next token is sampled; may repeat. With `draft` one
             sample has several in a row.
         sample_slots: int64 [n], where the sampled token is kept for LAST_TOKEN; 0 = nowhere.
-        samples: how to draw each of them; empty on a rank that is told the tokens.
+        samples: how to draw each of them; empty on a rank that is told the tokens. edited: whether
+            the logits of any are edited before.
         logprobs: alternatives wanted with the sampled tokens of each row, [n], -1 = no log
             probability; empty = none at all.
         scores: prompt rows to score.
@@ -128,6 +129,7 @@ class StepInput:
     logit_rows: NDArray
     sample_slots: NDArray
     samples: tuple[SampleRow, ...] = ()
+    edited: bool = False
     logprobs: tuple[int, ...] = ()
     scores: tuple[Score, ...] = ()
     draft: DraftInput | None = None

@@ -55,13 +55,18 @@ def why_not_captured(ops: OpSet) -> str | None:
 
 @torch.inference_mode()
 def make_decode_runner(
-    parts: EngineParts, args: EngineArgs, plan: MemoryPlan, host: EmbeddedHost
+    parts: EngineParts,
+    args: EngineArgs,
+    plan: MemoryPlan,
+    host: EmbeddedHost,
+    sampler: TokenSampler,
 ) -> DecodeRunner | None:
     """Compile what prompts need, then capture decode. Returns: None where nothing is captured."""
     buckets = _prepare(parts, args, plan, host)
     if buckets is None:
         return None
-    runner = DecodeRunner(parts.model, host, buckets=buckets, max_kv=plan.context_length)
+    draws = sampler.for_rounds(rejection=False)
+    runner = DecodeRunner(parts.model, host, draws, buckets=buckets, max_kv=plan.context_length)
     _capture(runner, parts.device)
     return runner
 

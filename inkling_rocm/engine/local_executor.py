@@ -44,8 +44,9 @@ class DecodeRunner(Protocol):
 
     def follow_tables(self, step: StepInput, *, decode: bool) -> None: ...
 
-    def run(self, step: StepInput) -> tuple[Tensor, Host]:
-        """Returns: hidden [B, H], and the host they were computed on."""
+    def run(self, step: StepInput) -> tuple[Tensor, Host, Tensor | None]:
+        """Returns: hidden [B, H], the host they were computed on, and the tokens int64 [B] where
+        the runner has drawn and kept them."""
         ...
 
     def release(self) -> None: ...
@@ -117,8 +118,9 @@ class LocalExecutor:
             return LocalOutput(drawn, found, step, [])
         if self.rounds is not None:
             self.rounds.follow_tables(step)
+        kept: Tensor | None = None
         if self.decode is not None and self.decode.fits(step):
-            hidden_TH, host = self.decode.run(step)
+            hidden_TH, host, kept = self.decode.run(step)
         else:
             if self.decode is not None:
                 self.decode.follow_tables(step, decode=False)
@@ -133,7 +135,12 @@ class LocalExecutor:
         step_hidden_TH = hidden_TH
         scores = [self._score(hidden_TH, score, host) for score in step.scores]
         tokens, logprobs = None, None
-        if len(step.logit_rows):
+        if kept is not None:
+            tokens = kept[:, None]
+            if step.logprobs:
+                logits_nV = self.model.logits(hidden_TH, host)
+                logprobs = self._logprobs(logits_nV, kept, step.logprobs)
+        elif len(step.logit_rows):
             if not np.array_equal(step.logit_rows, np.arange(len(hidden_TH))):
                 hidden_TH = hidden_TH[upload(step.logit_rows, hidden_TH.device)]
             logits_nV = self.model.logits(hidden_TH, host)

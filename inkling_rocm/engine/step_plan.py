@@ -146,6 +146,7 @@ class StepPlanner:
             samples=tuple(
                 SampleRow(s.request.params, s.seed, s.length, s.edits) for s in flight.drawn
             ),
+            edited=any(s.edits.active for s in flight.drawn),
             logprobs=_wanted(wanted),
             scores=tuple(score for _, score in flight.scored),
             draft=self._draft_input(batch, verify, lengths, flight.drafts)

@@ -146,6 +146,9 @@ class _SharedRounds:
     def prepare(self, step: StepInput) -> None:
         self._sampler.prepare(step)
 
+    def draw(self, *args: Any) -> Tensor:
+        return self._comm.broadcast(self._sampler.draw(*args))
+
     def verify(self, *args: Any) -> Tensor:
         return self._comm.broadcast(self._sampler.verify(*args))
 
@@ -161,6 +164,9 @@ class _ToldRounds:
 
     def prepare(self, step: StepInput) -> None:
         pass
+
+    def draw(self, logits_BV: Tensor, *args: Any) -> Tensor:
+        return self._told(logits_BV, len(logits_BV))
 
     def verify(self, logits_BMV: Tensor, *args: Any) -> Tensor:
         return self._told(logits_BMV, *logits_BMV.shape[:2])

@@ -231,7 +231,8 @@ def make_executor(model, host, plan) -> LocalExecutor:
     """Plain, or running ahead over padded buckets: what a GPU does, without graphs."""
     settings = {"vocabulary": VOCAB}
     if BUCKETS is not None:
-        decode = DecodeRunner(model, host, buckets=BUCKETS, max_kv=plan.context_length)
+        draws = TorchSampler().for_rounds(rejection=False)
+        decode = DecodeRunner(model, host, draws, buckets=BUCKETS, max_kv=plan.context_length)
         settings |= {"runs_ahead": True, "decode": decode}
     return LocalExecutor(model, host, TorchSampler(), **settings)
 

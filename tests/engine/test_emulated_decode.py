@@ -39,7 +39,8 @@ def emulated_core(arch: str) -> EngineCore:
     )
     ops = resolve_ops(config, arch_named(arch), dtype="float32")
     model = InklingModel(config, dict(tiny_model(config).weights), ops)
-    decode = DecodeRunner(model, host, buckets=(1, 3), max_kv=plan.context_length)
+    draws = TorchSampler().for_rounds(rejection=False)
+    decode = DecodeRunner(model, host, draws, buckets=(1, 3), max_kv=plan.context_length)
     executor = LocalExecutor(
         model, host, TorchSampler(), vocabulary=VOCAB, runs_ahead=True, decode=decode
     )

@@ -3,10 +3,13 @@
 That the output is the same is test_equivalence.py's business, which runs everything in this mode.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from inkling_rocm.engine import SamplingParams
 from inkling_rocm.engine.buckets import decode_buckets
+from inkling_rocm.engine.decode_runner import DecodeRunner
 from tests.engine import history_model
 from tests.engine.history_model import (
     EOS,
@@ -52,6 +55,27 @@ def waits_before_next_run(log):
     runs = [at for at, (kind, _) in enumerate(log) if kind == "run"]
     waits = {number: at for at, (kind, number) in enumerate(log) if kind == "wait"}
     return [waits[i] < runs[i + 1] for i in range(len(runs) - 1)]
+
+
+def test_tokens_are_drawn_with_the_step_unless_logits_are_edited(monkeypatch):
+    """One penalised row takes its batch out of the graph's drawing, and only while it runs."""
+    drawn = []
+    original = DecodeRunner.run
+
+    def run(self, step):
+        found = original(self, step)
+        drawn.append((len(step.slots), found[2] is not None))
+        return found
+
+    monkeypatch.setattr(DecodeRunner, "run", run)
+    core = history_core()
+    penalised = replace(GREEDY, max_new_tokens=4, frequency_penalty=0.5)
+    requests = [add_request(core, 1, PROMPT, GREEDY), add_request(core, 2, PROMPT, penalised)]
+    run_to_end(core)
+    for request, params in zip(requests, (GREEDY, penalised), strict=True):
+        assert request.handle.tokens() == reference_tokens(PROMPT, params)
+    assert {(2, False), (1, True)} == set(drawn)
+    assert_empty(core)
 
 
 def test_a_step_is_started_before_the_previous_one_is_booked():

@@ -1,4 +1,5 @@
-"""How a round draws: engine/token_sampler.py where only the device knows the positions."""
+"""How decode steps and rounds draw from fixed buffers: engine/token_sampler.py where only the
+device knows the positions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,16 @@ class RoundSampler(Protocol):
     the rest are padding, of which anything may be drawn."""
 
     def prepare(self, step: StepInput) -> None:
-        """What the host knows of the next round's rows goes to fixed buffers; not captured."""
+        """What the host knows of the next step's rows goes to fixed buffers; not captured. No row's
+        logits are edited."""
+        ...
+
+    def draw(self, logits_BV: Tensor, position_B: Tensor) -> Tensor:
+        """One token a row of a decode step; see TokenSampler.sample.
+
+        Args:    position_B: int64, of the token to draw.
+        Returns: int64 [B]. The logits survive.
+        """
         ...
 
     def verify(
@@ -56,6 +66,13 @@ class TorchRoundSampler:
 
     def prepare(self, step: StepInput) -> None:
         self._step = step
+
+    def draw(self, logits_BV: Tensor, position_B: Tensor) -> Tensor:
+        step = self._at(position_B)
+        n = len(step.samples)
+        tokens_B = torch.full((len(logits_BV),), -1, dtype=torch.int64)
+        tokens_B[:n] = self._sampler.sample(logits_BV[:n], step)
+        return tokens_B
 
     def verify(
         self,
