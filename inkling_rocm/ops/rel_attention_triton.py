@@ -19,6 +19,10 @@ from inkling_rocm.ops.registry import OpContext
 from triton_attn.decode import MAX_VERIFY_TOKENS
 from triton_attn.score_mod import RelativeBias, RelativeProfile
 
+# A large batch in which some rows have a few tokens (prompts that end beside decoding rows) would
+# want gigabytes of split-KV memory for a step or two: it goes as a prefill.
+RAGGED_SPLIT_BYTES = 1 << 29
+
 
 def prepare(weights: Mapping[str, Tensor], context: OpContext) -> RelativeProfile:
     """A layer's bias projection, laid out for aligned reads."""
@@ -77,11 +81,11 @@ class RelAttention:
         }
         out_ThD = paged["out"] = torch.empty_like(q_ThD)
         rows: dict[str, Any] = {"cu_seqlens_q": meta.cu_seqlens_q}
-        if meta.max_q > MAX_VERIFY_TOKENS:
-            triton_attn.attention_prefill(q_ThD, kv.k, kv.v, q_start=meta.q_start, **rows, **paged)
-            return out_ThD
         # Few bounds, few compiled kernels.
         tokens = 1 if meta.q_uniform == 1 else max(2, triton.next_power_of_2(meta.max_q))
+        if meta.max_q > MAX_VERIFY_TOKENS or self._too_ragged(meta, tokens, attention):
+            triton_attn.attention_prefill(q_ThD, kv.k, kv.v, q_start=meta.q_start, **rows, **paged)
+            return out_ThD
         paged["max_kv_len"] = meta.max_kv
         paged["workspace"] = self._workspace(q_ThD.device, meta.num_rows, tokens, attention)
         if meta.q_uniform == 1:
@@ -89,6 +93,12 @@ class RelAttention:
         else:
             triton_attn.attention_verify(q_ThD, kv.k, kv.v, max_q_len=tokens, **rows, **paged)
         return out_ThD
+
+    def _too_ragged(self, meta: BatchMeta, tokens: int, attention: AttentionConfig) -> bool:
+        if meta.q_uniform:
+            return False
+        sizes = _workspace_sizes(triton.next_power_of_2(meta.num_rows), tokens, attention)
+        return 4 * sizes["partial"] > RAGGED_SPLIT_BYTES
 
     def _tau(self, meta: BatchMeta, attention: AttentionConfig) -> Tensor | None:
         """The prologue's, if it left one."""

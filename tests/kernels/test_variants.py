@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,6 +102,16 @@ def fake_prepare(weights, context):
 
 def fake_experts(*args, **kwargs):
     return hooks[1](*args, **kwargs)
+
+
+def test_large_ragged_batches_go_as_prefills(small_config_path):
+    """They would want gigabytes of split-KV memory; uniform ones (rounds) are worth theirs."""
+    attention = load_config(small_config_path).text.global_attention
+    op = RelAttention(SimpleNamespace(arch=arch_named("sm90")))
+    meta = SimpleNamespace(num_rows=128, q_uniform=0)
+    assert op._too_ragged(meta, 16, attention)
+    assert not op._too_ragged(SimpleNamespace(num_rows=128, q_uniform=16), 16, attention)
+    assert not op._too_ragged(SimpleNamespace(num_rows=8, q_uniform=0), 16, attention)
 
 
 def test_split_kv_memory_belongs_to_an_engine_and_is_kept_when_outgrown():
