@@ -181,7 +181,10 @@ class LayerBench:
 
         def mark(site: str, op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
             with torch.profiler.record_function(PREFIX + op):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if on_gpu:  # so that its kernels also run while the range lasts
+                    torch.cuda.synchronize()
+            return result
 
         with watching(self.parts.model, count):
             forward()
