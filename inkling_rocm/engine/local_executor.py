@@ -59,8 +59,9 @@ class RoundRunner(Protocol):
 
     def follow_tables(self, step: StepInput) -> None: ...
 
-    def run(self, step: StepInput) -> tuple[Tensor, Tensor]:
-        """Returns: tokens [B, N + 1] and logits [B (N + 1), V]."""
+    def run(self, step: StepInput) -> tuple[Tensor, Tensor, Host]:
+        """Returns: tokens [B, N + 1], the hidden states [R (N + 1), H], R >= B, that they were
+        drawn from, and the host those were computed on."""
         ...
 
     def release(self) -> None: ...
@@ -113,8 +114,12 @@ class LocalExecutor:
         self.host.rings.copy(step.ring_copies)
         if step.round is not None:
             assert self.rounds is not None
-            drawn, logits_nV = self.rounds.run(step)
-            found = self._logprobs(logits_nV, drawn.flatten(), step.logprobs)
+            drawn, hidden_TH, host = self.rounds.run(step)
+            found = None
+            if max(step.logprobs, default=-1) >= 0:
+                # From all rows of the bucket, so the logits are those that were drawn from.
+                logits_nV = self.model.logits(hidden_TH, host)[: drawn.numel()]
+                found = self._logprobs(logits_nV, drawn.flatten(), step.logprobs)
             return LocalOutput(drawn, found, step, [])
         if self.rounds is not None:
             self.rounds.follow_tables(step)

@@ -32,7 +32,7 @@ from inkling_rocm.engine.host_checks import check_step
 from inkling_rocm.engine.speculative.mtp import MTPDrafter
 from inkling_rocm.engine.speculative.round_sampler import RoundSampler
 from inkling_rocm.engine.speculative.simulation import simulate_acceptance
-from inkling_rocm.host import BatchMeta
+from inkling_rocm.host import BatchMeta, Host
 from inkling_rocm.host.decode import PoolTensors
 from inkling_rocm.host.round import (
     FIRST,
@@ -50,14 +50,16 @@ from inkling_rocm.model.mtp import DraftBlocks
 
 @dataclass(kw_only=True)
 class _Bucket:
-    """Buffers of one batch size and number of drafts, and what a round leaves in them."""
+    """Buffers of one batch size and number of drafts, and what a round leaves in them: `verified`
+    are the hidden states that the tokens were drawn from. Logits are not kept: of every bucket they
+    would be gigabytes."""
 
     tensors: RoundTensors
     verify_host: BucketHost
     draft_host: BucketHost
     drafts: Tensor
     graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
-    logits: Tensor = field(init=False, repr=False)
+    verified: Tensor = field(init=False, repr=False)
     tokens: Tensor = field(init=False, repr=False)
     hidden: Tensor = field(init=False, repr=False)
 
@@ -110,11 +112,12 @@ class RoundRunner:
         """Bring the tables on the device up to a step that is not a round."""
         self._tables.follow(step)
 
-    def run(self, step: StepInput) -> tuple[Tensor, Tensor]:
+    def run(self, step: StepInput) -> tuple[Tensor, Tensor, Host]:
         """Start a round.
 
-        Returns: tokens [B, k + 1], -1 from where there is none; logits fp32 [B (k + 1), V]; both
-            of the real rows, to be used before the next call.
+        Returns: tokens [B, k + 1] of the real rows, -1 from where there is none; hidden
+            [R (k + 1), H] with R >= B, whose logits they were drawn from; both to be used before
+            the next call; and the host for those.
         """
         begin = step.round
         assert begin is not None
@@ -137,7 +140,7 @@ class RoundRunner:
         if self._host.check:
             check_step(bucket.verify_host)
             check_step(bucket.draft_host)
-        return bucket.tokens[:n], bucket.logits[:n].flatten(0, 1)
+        return bucket.tokens[:n], bucket.verified, bucket.verify_host
 
     def capture(self, *, one_graph: bool = True) -> None:
         """Record the rounds of every bucket and number of drafts.
@@ -186,9 +189,10 @@ class RoundRunner:
         hidden_TH = self._model.forward(t.input_ids, host)
         kept = drafter.hidden.view(-1, hidden_TH.shape[1])
         kept.index_copy_(0, t.hidden_to, hidden_TH)
-        bucket.logits = self._model.logits(hidden_TH, host).unflatten(0, (t.rows, -1))
+        bucket.verified = hidden_TH
+        logits_BMV = self._model.logits(hidden_TH, host).unflatten(0, (t.rows, -1))
         stash = None if drafter.logits is None else drafter.logits[t.slot, : t.offered]
-        tokens_BM = self._sampler.verify(bucket.logits, t.row_drafts, stash, t.position)
+        tokens_BM = self._sampler.verify(logits_BMV, t.row_drafts, stash, t.position)
         if self._simulated is not None:
             keys_B = t.position * len(self._length) + t.slot
             tokens_BM = simulate_acceptance(
