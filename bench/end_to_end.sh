@@ -32,10 +32,9 @@ part serving 240 bash -c "bench serving --backend inkling-rocm-engine --model $s
 part peer 300 python -m bench.small_stack --config $small --layers 6 --batches 1,32 --context 1024 \
     --out $out/rows.jsonl
 if [ "$(python -c 'import torch; print(torch.cuda.device_count())')" -ge 2 ]; then
-    part tp_tokens 120 python -m bench.tensor_parallel --config $small --layers 3 --tp 2
-    part tp_speed 120 python -m bench.tensor_parallel --config $small --layers 8 --tp 2 \
-        --dtype bfloat16 --prompt 1024 --batch 32
-    part ep_speed 120 python -m bench.tensor_parallel --config $small --layers 8 --tp 2 --ep 2 \
-        --dtype bfloat16 --prompt 1024 --batch 32
+    part tp_tokens 120 python -m bench.tensor_parallel --config $small --layers 3 --dtype float32 \
+        --batches "" --prefill 0
+    part tp_speed 200 python -m bench.tensor_parallel --config $small --layers 6 \
+        --output-file $out/rows.jsonl
 fi
 exit $failed

@@ -131,6 +131,9 @@ def measure(engine: Engine, batch: int, prompt: int, steps: int) -> dict:
         "host_gaps_us_a_step": {
             name: round(us / (0.8 * steps), 2) for name, us in spans.before.most_common(8)
         },
+        "collectives_us_a_step": round(
+            sum(a.end - a.start for a in activities if "nccl" in a.name.lower()) / steps, 1
+        ),
         "device_activities_a_step": round(len(activities) / steps, 2),
         "activities": dict(names.most_common(40)),
     }
