@@ -83,6 +83,8 @@ def main() -> int:
     options = parser.parse_args()
     batches = [int(size) for size in options.batches.split(",") if size]
     most = max([*batches, CHECKED])
+    lengths = [CHECKED_PROMPT + CHECKED_TOKENS, options.prefill + 1]
+    lengths += [options.prompt + 3 * options.steps + 40] if batches else []
     first: list[list[int]] | None = None
     differ = False
 
@@ -104,7 +106,7 @@ def main() -> int:
             json_model_override_args=json.dumps({"num_hidden_layers": options.layers}),
             max_running_requests=most,
             cuda_graph_bs=tuple(sorted({*batches, CHECKED})),
-            context_length=max(options.prompt + 4 * options.steps + 40, options.prefill + 1, 512),
+            context_length=max(lengths),
             tp_size=ranks,
             ep_size=experts,
         )
