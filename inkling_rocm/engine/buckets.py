@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.executor import StepInput
 from inkling_rocm.engine.host import EmbeddedHost, upload
 from inkling_rocm.engine.pages import PagePool
@@ -38,6 +39,14 @@ def decode_buckets(most: int) -> tuple[int, ...]:
     """Batch sizes to run: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ... and `most`."""
     steps = range(SMALL_BUCKETS[-1] + BUCKET_STEP, most, BUCKET_STEP)
     return (*(size for size in SMALL_BUCKETS if size < most), *steps, most)
+
+
+def captured_sizes(args: EngineArgs, max_running: int) -> tuple[int, ...]:
+    """Batch sizes that get a graph, ascending, where anything is captured."""
+    most = min(args.cuda_graph_max_bs or max_running, max_running)
+    if args.cuda_graph_bs is not None:
+        return tuple(size for size in args.cuda_graph_bs if size <= most) or (most,)
+    return decode_buckets(most)
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.buckets import decode_buckets
+from inkling_rocm.engine.buckets import captured_sizes
 from inkling_rocm.engine.decode_runner import DecodeRunner
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
@@ -67,7 +67,7 @@ def make_decode_runner(
         return None
     draws = sampler.for_rounds(rejection=False)
     runner = DecodeRunner(parts.model, host, draws, buckets=buckets, max_kv=plan.context_length)
-    _capture(runner, parts.device)
+    _capture(runner, parts.device, plan)
     return runner
 
 
@@ -98,7 +98,7 @@ def make_round_runner(
         max_kv=plan.context_length,
         simulated=simulated,
     )
-    _capture(runner, parts.device)
+    _capture(runner, parts.device, plan)
     return runner
 
 
@@ -114,21 +114,19 @@ def _prepare(
     if reason is not None:
         logger.info("no graphs: %s", reason)
         return None
-    most = min(args.cuda_graph_max_bs or plan.max_running, plan.max_running)
-    if args.cuda_graph_bs is not None:
-        return tuple(size for size in args.cuda_graph_bs if size <= most) or (most,)
-    return decode_buckets(most)
+    return captured_sizes(args, plan.max_running)
 
 
-def _capture(runner: DecodeRunner | RoundRunner, device: torch.device) -> None:
+def _capture(runner: DecodeRunner | RoundRunner, device: torch.device, plan: MemoryPlan) -> None:
     before, started = free_bytes(device), time.perf_counter()
     runner.capture()
     free = free_bytes(device)
     logger.info(
-        "graphs of up to %d rows: %.1f s, %.3f GiB; %.2f GiB stay free",
+        "graphs of up to %d rows: %.1f s, %.3f GiB (%.3f planned); %.2f GiB stay free",
         runner.buckets[-1],
         time.perf_counter() - started,
         (before - free) / GIB,
+        plan.other.graphs / GIB,
         free / GIB,
     )
 
@@ -159,8 +157,9 @@ def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
         pool.take_changes(np.array([slot]))
     host.rings.give_back(slot)
     logger.info(
-        "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB",
+        "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB (%.3f planned)",
         most,
         time.perf_counter() - started,
         (before - free_bytes(parts.device)) / GIB,
+        plan.other.forward / GIB,
     )

@@ -11,13 +11,13 @@ import torch
 
 from inkling_rocm.config import TextConfig
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.other_memory import GIB, NOTHING, OtherMemory, other_memory
 from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.rings import ConvRings, ring_channels
 from inkling_rocm.host import CONV_STREAMS
 
 logger = logging.getLogger(__name__)
 
-GIB = 1 << 30
 CPU_LIMIT_BYTES = 4 * GIB
 SNAPSHOTS_A_SEQUENCE, SNAPSHOT_SHARE = 4, 1 / 8  # the default, and the most memory it may take
 MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -34,6 +34,7 @@ class MemoryPlan:
         slots: sequence slots, the dummy included.
         draft_depths: draft blocks that run behind the model. block_drafts: drafts a round of a
             draft model of its own. rounds_ahead: rings also cover a round that runs ahead.
+        other: what was left for everything else.
     """
 
     context_length: int
@@ -46,6 +47,7 @@ class MemoryPlan:
     block_drafts: int = 0
     snapshots: int = 0
     rounds_ahead: bool = False
+    other: OtherMemory = NOTHING
 
     @property
     def most_drafts(self) -> int:
@@ -129,9 +131,20 @@ def plan_memory(
     chunk = context if chunk == -1 else min(chunk, context)
     share = args.mem_fraction_static or (0.2 if cpu else 0.85)
     free = free_bytes(device) if free is None else free
+    other = other_memory(
+        text,
+        args,
+        chunk=chunk,
+        max_running=max_running,
+        dtype=dtype,
+        device=device,
+        draft_depths=draft_depths,
+        block_drafts=block_drafts,
+    )
     budget = int(free * share)
     if cpu and args.mem_fraction_static is None:
         budget = min(budget, CPU_LIMIT_BYTES)
+    budget = max(min(budget - other.kept, free - other.total), 0)
 
     page, size = args.page_size, dtype.itemsize
     page_bytes = {True: 0, False: 0}  # by layer_is_local
@@ -178,8 +191,9 @@ def plan_memory(
         raise ValueError(
             f"{budget / GIB:.2f} GiB for pages and rings do not hold one sequence "
             f"({global_pages} global pages, {window_pages} window pages, rings "
-            f"{ring_bytes / GIB:.2f} GiB); raise mem_fraction_static or max_total_tokens, or lower "
-            f"max_running_requests{' or prefix_snapshots' if args.prefix_snapshots else ''}"
+            f"{ring_bytes / GIB:.2f} GiB; {free / GIB:.2f} GiB are free, beside them: {other}); "
+            "raise mem_fraction_static or max_total_tokens, or lower max_running_requests or "
+            f"{'prefix_snapshots or ' if args.prefix_snapshots else ''}chunked_prefill_size"
         )
     held = (global_pages - 1) * page
     if context > held:
@@ -192,10 +206,10 @@ def plan_memory(
     if not page_bytes[False]:
         global_pages = 0
     total = (ring_bytes + global_pages * page_bytes[False] + window_pages * page_bytes[True]) / GIB
-    if total > free / GIB:
+    if total + other.total / GIB > free / GIB:
         raise ValueError(
             f"pages and rings of {total:.2f} GiB were asked for, but only {free / GIB:.2f} GiB are "
-            "free; lower max_total_tokens or max_running_requests"
+            f"free (beside them: {other}); lower max_total_tokens or max_running_requests"
         )
     logger.info(
         "pools: %d global and %d window pages of %d tokens, %d sequence slots, %d prefix "
@@ -210,6 +224,12 @@ def plan_memory(
         text.context_length,
         chunk,
     )
+    logger.info(
+        "memory: %.2f GiB are free; beside pools: %s; %.2f GiB stay",
+        free / GIB,
+        other,
+        (free - other.total) / GIB - total,
+    )
     return MemoryPlan(
         context_length=context,
         max_running=max_running,
@@ -221,6 +241,7 @@ def plan_memory(
         block_drafts=block_drafts,
         snapshots=snapshots,
         rounds_ahead=rounds_ahead,
+        other=other,
     )
 
 

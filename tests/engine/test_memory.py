@@ -1,15 +1,17 @@
 """Memory planning: what is promised fits, what cannot be had is refused with the numbers."""
 
 import logging
+import re
 
 import pytest
 import torch
 
 from inkling_rocm.config import load_config
-from inkling_rocm.engine import load, memory
+from inkling_rocm.engine import Engine, load, memory
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.memory import GIB, build_pools, free_bytes, plan_memory
-from tests.engine.tiny import tiny_config
+from inkling_rocm.engine.other_memory import other_memory
+from tests.engine.tiny import VOCAB, tiny_config, tiny_engine, tiny_mtp_config
 
 CPU = torch.device("cpu")
 
@@ -136,3 +138,96 @@ def test_the_plan_is_logged(monkeypatch, caplog):
 
 def test_free_memory_of_this_machine_is_plausible():
     assert 1 << 20 < free_bytes(CPU) < 1 << 50
+
+
+def test_what_is_kept_beside_the_pools_is_counted_exactly():
+    """Token counts of the sampler and the logits of drafts, as they are allocated."""
+    pytest.importorskip("triton")
+    from inkling_rocm.engine.device_sampler import DeviceSampler
+
+    settings = {"speculative_num_steps": 2, "speculative_use_rejection_sampling": True}
+    with tiny_engine(tiny_mtp_config(), max_running_requests=3, **settings) as engine:
+        logits = engine._core.executor.speculation.drafter.logits
+    args = EngineArgs(model_path="x", speculative_algorithm="EAGLE", **settings)
+    text = tiny_mtp_config().text
+    other = other_of(text, args, draft_depths=2)
+    sampler = DeviceSampler(vocabulary=VOCAB, slots=4, device=CPU, arch="gfx942")
+    assert other.token_counts == sampler.counts.nbytes
+    assert other.draft_logits == logits.nbytes
+    assert other_of(text, EngineArgs(model_path="x")).draft_logits == 0
+
+
+def other_of(text, args, *, draft_depths=0, max_running=3, chunk=64):
+    return other_memory(
+        text,
+        args,
+        chunk=chunk,
+        max_running=max_running,
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+        draft_depths=draft_depths,
+        block_drafts=0,
+    )
+
+
+def test_a_plan_leaves_room_for_forwards_and_graphs(small_config_path, monkeypatch):
+    """However large a share is asked for; without graphs there is none for them."""
+    config = load_config(small_config_path)
+    held = {}
+    for off in (False, True):
+        settings = {"mem_fraction_static": 0.99, "disable_cuda_graph": off}
+        plan = plan_of(
+            config,
+            free=80 * GIB,
+            device=torch.device("cuda"),
+            dtype=torch.bfloat16,
+            monkeypatch=monkeypatch,
+            **settings,
+        )
+        held[off] = held_bytes(config.text, plan, torch.bfloat16)
+        assert held[off] + plan.other.total <= 80 * GIB
+        assert (plan.other.graphs == 0) == off
+    assert held[True] > held[False]
+
+
+def test_forwards_that_do_not_fit_are_refused_by_name(small_config_path, monkeypatch):
+    config = load_config(small_config_path)
+    with pytest.raises(ValueError, match=r"forward 1\d\d\.\d\d GiB.*graphs") as caught:
+        plan_of(
+            config,
+            free=20 * GIB,
+            device=torch.device("cuda"),
+            dtype=torch.bfloat16,
+            chunked_prefill_size=-1,
+            monkeypatch=monkeypatch,
+        )
+    assert "chunked_prefill_size" in str(caught.value)
+
+
+def test_ranks_share_the_widest_half(small_config_path):
+    text = load_config(small_config_path).text
+    one = other_of(text, EngineArgs(model_path="x"), chunk=8192)
+    two = other_of(text, EngineArgs(model_path="x", tp_size=2), chunk=8192)
+    assert 0.5 < two.forward / one.forward < 1
+    adaptive = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3}
+    some = other_of(text, EngineArgs(model_path="x", **adaptive), draft_depths=3)
+    more = {**adaptive, "speculative_adaptive": True}
+    most = other_of(text, EngineArgs(model_path="x", **more), draft_depths=3)
+    assert most.graphs > some.graphs > one.graphs
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_takes_is_what_was_planned(small_config_path, tmp_path, caplog):
+    """At the real width, with as few layers as have both kinds."""
+    (tmp_path / "config.json").write_text(small_config_path.read_text())
+    settings = {"json_model_override_args": '{"num_hidden_layers": 3}', "load_format": "dummy"}
+    settings |= {"context_length": 8192, "max_running_requests": 64, "skip_tokenizer_init": True}
+    with (
+        caplog.at_level(logging.INFO),
+        Engine(EngineArgs(model_path=str(tmp_path), **settings)),  # type: ignore[arg-type]
+    ):
+        pass
+    found = re.findall(r"([\d.]+) GiB \(([\d.]+) planned\)", caplog.text)
+    assert len(found) == 2, caplog.text
+    for taken, planned in found:
+        assert float(taken) <= float(planned) < 4 * float(taken) + 0.5
