@@ -31,12 +31,18 @@ MemFractionStatic = Annotated[
 ]
 AttentionBackend = Annotated[str, typer.Option(help="auto or a variant's name; see `ops`.")]
 MoeRunnerBackend = Annotated[str, typer.Option(help="auto or a variant's name; see `ops`.")]
-DisableCudaGraph = Annotated[bool, typer.Option(help="Run decode steps kernel by kernel.")]
+DisableCudaGraph = Annotated[bool, typer.Option(help="Run every step kernel by kernel.")]
 CudaGraphMaxBs = Annotated[
     int | None, typer.Option(help="Largest decode batch with a graph; default: all batches.")
 ]
 CudaGraphBs = Annotated[
     list[int] | None, typer.Option(help="Batch sizes that get a graph; repeatable.")
+]
+CudaGraphMaxBsPrefill = Annotated[
+    int | None, typer.Option(help="Most tokens of a prompt step with a graph; default: 512.")
+]
+DisablePrefillCudaGraph = Annotated[
+    bool, typer.Option(help="Run prompt steps kernel by kernel, decode steps from graphs.")
 ]
 DisableRadixCache = Annotated[
     bool, typer.Option(help="Compute every prompt whole; see docs/prefix_cache.md.")

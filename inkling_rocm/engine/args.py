@@ -34,9 +34,11 @@ class EngineArgs:
         mem_fraction_static: share of the free memory, after the weights are loaded, that pools and
             rings may take; None = 0.2 on a CPU (at most 4 GiB), 0.85 on a GPU.
         attention_backend, moe_runner_backend: "auto", or the variant to force.
-        disable_cuda_graph: run every decode step kernel by kernel.
+        disable_cuda_graph: run every step kernel by kernel.
         cuda_graph_max_bs: largest decode batch that gets a graph; None = max_running_requests.
         cuda_graph_bs: the batch sizes that get one, instead of the usual ones up to the largest.
+        cuda_graph_max_bs_prefill: most tokens of a prompt step that runs from a graph; None = 512.
+            disable_prefill_cuda_graph: run every prompt step kernel by kernel.
         disable_radix_cache: compute every prompt whole, see docs/prefix_cache.md.
         prefix_snapshots: prefixes that can be kept for reuse; None = four for each of
             max_running_requests, as far as an eighth of the memory for pools and rings goes.
@@ -90,6 +92,8 @@ class EngineArgs:
     disable_cuda_graph: bool = False
     cuda_graph_max_bs: int | None = None
     cuda_graph_bs: tuple[int, ...] | None = None
+    cuda_graph_max_bs_prefill: int | None = None
+    disable_prefill_cuda_graph: bool = False
     disable_radix_cache: bool = False
     prefix_snapshots: int | None = None
     enable_hierarchical_cache: bool = False
@@ -140,7 +144,7 @@ class EngineArgs:
                 )
         for name in (
             "context_length", "max_running_requests", "max_total_tokens", "cuda_graph_max_bs",
-            "prefix_snapshots",
+            "cuda_graph_max_bs_prefill", "prefix_snapshots",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,10 @@ from inkling_rocm.host import (
 
 logger = logging.getLogger(__name__)
 
+# Of a bucket: rows, or tokens and rows.
+Size = TypeVar("Size", int, tuple[int, int])
+SHORT_ROW = 16  # the most tokens of a row that is verified (ops/rel_attention_triton.py)
+PROMPT_BUCKETS = (32, 64, 128, 256, 512)
 SMALL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)
 BUCKET_STEP = 16
 
@@ -47,6 +51,16 @@ def captured_sizes(args: EngineArgs, max_running: int) -> tuple[int, ...]:
     if args.cuda_graph_bs is not None:
         return tuple(size for size in args.cuda_graph_bs if size <= most) or (most,)
     return decode_buckets(most)
+
+
+def captured_prompts(args: EngineArgs, *, chunk: int, max_running: int) -> tuple[int, ...]:
+    """Tokens of the prompt steps that get a graph, ascending, where decode steps have some; empty =
+    none has. Args: chunk: most prompt tokens of a step."""
+    off = args.disable_prefill_cuda_graph or args.speculative_algorithm is not None
+    if off or chunk <= SHORT_ROW:
+        return ()
+    most = min(args.cuda_graph_max_bs_prefill or PROMPT_BUCKETS[-1], chunk + max_running)
+    return (*(size for size in PROMPT_BUCKETS if size < most), most)
 
 
 @dataclass(kw_only=True)
@@ -76,13 +90,15 @@ def bucket_host(
     *,
     slot: Tensor,
     history: Tensor,
+    snapshots: tuple[Tensor, Tensor] | None = None,
 ) -> BucketHost:
     """A host over fixed buffers.
 
     Args:
         host: whose pools, rings and communication it uses.
         shared: what KVCacheViews of each pool have in common.
-        slot, history: int32 [B], the rows' ring slots and usable history.
+        slot, history: int32 [B], the rows' ring slots and usable history. snapshots: int32 [B]
+            each, where their rings are kept and as of which position; None = no forward keeps any.
     """
     return BucketHost(
         meta=meta,
@@ -96,6 +112,8 @@ def bucket_host(
                 # A token has slot 0 in one pool exactly when it has in the other.
                 token_slot=shared[0]["slot"],
                 history=history,
+                snapshot_slot=None if snapshots is None else snapshots[0],
+                snapshot_position=None if snapshots is None else snapshots[1],
             )
             for layer in range(host.num_layers)
             for stream in CONV_STREAMS
@@ -136,11 +154,11 @@ class DeviceTables:
 
 
 def capture_graphs(
-    buckets: Sequence[int],
-    stages: Callable[[int], Sequence[Callable[[], None]]],
+    buckets: Sequence[Size],
+    stages: Callable[[Size], Sequence[Callable[[], None]]],
     *,
     progress: bool = True,
-) -> dict[int, list[torch.cuda.CUDAGraph]]:
+) -> dict[Size, list[torch.cuda.CUDAGraph]]:
     """Record graphs, the largest bucket first, so that the smaller ones reuse its memory.
 
     Args:    stages: of a bucket, each recorded as one graph after having run once, which compiles
@@ -148,12 +166,12 @@ def capture_graphs(
     Returns: the graphs of each bucket.
     """
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-    graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
+    graphs: dict[Size, list[torch.cuda.CUDAGraph]] = {}
     sizes = tqdm(
         sorted(buckets, reverse=True), desc="capturing graphs", unit="graph", disable=not progress
     )
     for size in sizes:
-        sizes.set_postfix(batch=size)
+        sizes.set_postfix(size=size)
         parts = stages(size)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

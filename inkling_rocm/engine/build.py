@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.gpu import make_decode_runner, make_round_runner, make_sampler
+from inkling_rocm.engine.gpu import (
+    make_decode_runner,
+    make_prefill_runner,
+    make_round_runner,
+    make_sampler,
+)
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
@@ -97,13 +102,16 @@ def build_executor(
         assert speculation is not None
         draws = sampler.for_rounds(rejection=rejection)
         rounds = make_round_runner(parts, args, plan, host, drafter, draws, speculation.simulated)
+    decode = None if speculation else make_decode_runner(parts, args, plan, host, sampler)
+    prefill = None if decode is None else make_prefill_runner(parts, args, plan, host)
     return LocalExecutor(
         parts.model,
         host,
         sampler,
         vocabulary=text.unpadded_vocab_size,
         runs_ahead=on_gpu and not args.disable_overlap_schedule,
-        decode=None if speculation else make_decode_runner(parts, args, plan, host, sampler),
+        decode=decode,
+        prefill=prefill,
         speculation=speculation,
         rounds=rounds,
     )

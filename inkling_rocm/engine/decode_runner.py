@@ -102,6 +102,11 @@ class DecodeRunner:
         self._counting = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._made: dict[int, _Bucket] = {}
 
+    @property
+    def largest(self) -> str:
+        """Of the buckets."""
+        return f"{self.buckets[-1]} rows"
+
     def fits(self, step: StepInput) -> bool:
         """Whether a step is of the kind and size that `run` takes."""
         return step.is_decode and len(step.slots) <= self.buckets[-1]

@@ -11,11 +11,12 @@ import torch
 from tqdm import tqdm
 
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.buckets import captured_sizes
+from inkling_rocm.engine.buckets import captured_prompts, captured_sizes
 from inkling_rocm.engine.decode_runner import DecodeRunner
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.memory import GIB, MemoryPlan, free_bytes
+from inkling_rocm.engine.prefill_runner import PrefillRunner
 from inkling_rocm.engine.speculative.mtp import MTPDrafter
 from inkling_rocm.engine.speculative.round_runner import RoundRunner
 from inkling_rocm.engine.speculative.round_sampler import RoundSampler
@@ -72,6 +73,21 @@ def make_decode_runner(
 
 
 @torch.inference_mode()
+def make_prefill_runner(
+    parts: EngineParts, args: EngineArgs, plan: MemoryPlan, host: EmbeddedHost
+) -> PrefillRunner | None:
+    """Capture small prompt steps, after decode steps were. Returns: None where none is asked."""
+    tokens = captured_prompts(args, chunk=plan.chunk_tokens, max_running=plan.max_running)
+    if not tokens:
+        return None
+    runner = PrefillRunner(
+        parts.model, host, tokens=tokens, max_rows=plan.max_running, max_kv=plan.context_length
+    )
+    _capture(runner, parts.device, plan)
+    return runner
+
+
+@torch.inference_mode()
 def make_round_runner(
     parts: EngineParts,
     args: EngineArgs,
@@ -117,13 +133,15 @@ def _prepare(
     return captured_sizes(args, plan.max_running)
 
 
-def _capture(runner: DecodeRunner | RoundRunner, device: torch.device, plan: MemoryPlan) -> None:
+def _capture(
+    runner: DecodeRunner | PrefillRunner | RoundRunner, device: torch.device, plan: MemoryPlan
+) -> None:
     before, started = free_bytes(device), time.perf_counter()
     runner.capture()
     free = free_bytes(device)
     logger.info(
-        "graphs of up to %d rows: %.1f s, %.3f GiB (%.3f planned); %.2f GiB stay free",
-        runner.buckets[-1],
+        "graphs of up to %s: %.1f s, %.3f GiB (%.3f planned); %.2f GiB stay free",
+        runner.largest,
         time.perf_counter() - started,
         (before - free) / GIB,
         plan.other.graphs / GIB,

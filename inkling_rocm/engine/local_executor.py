@@ -52,6 +52,18 @@ class DecodeRunner(Protocol):
     def release(self) -> None: ...
 
 
+class PrefillRunner(Protocol):
+    """Runs small prompt steps from fixed buffers (prefill_runner.py)."""
+
+    def fits(self, step: StepInput) -> bool: ...
+
+    def run(self, step: StepInput) -> tuple[Tensor, Host]:
+        """Returns: hidden [T, H], and the host they were computed on."""
+        ...
+
+    def release(self) -> None: ...
+
+
 class RoundRunner(Protocol):
     """Runs rounds from fixed buffers (speculative/round_runner.py)."""
 
@@ -73,7 +85,7 @@ class LocalExecutor:
     Args:
         vocabulary: the model's real rows.
         runs_ahead: see Executor.
-        decode: takes the steps that fit it; None = every forward is laid out afresh.
+        decode, prefill: take the steps that fit them; None = those are laid out afresh.
         speculation: verifies drafts and makes them; None = one token a row and step.
         rounds: takes the rounds that fit it; None = none is one.
     """
@@ -87,6 +99,7 @@ class LocalExecutor:
         vocabulary: int,
         runs_ahead: bool = False,
         decode: DecodeRunner | None = None,
+        prefill: PrefillRunner | None = None,
         speculation: Speculation | None = None,
         rounds: RoundRunner | None = None,
     ):
@@ -96,6 +109,7 @@ class LocalExecutor:
         self.runs_ahead = runs_ahead
         self.counts_tokens = sampler.counts_tokens
         self.decode = decode
+        self.prefill = prefill
         self.speculation = speculation
         self.rounds = rounds
         self.draft_steps = 0 if speculation is None else speculation.drafter.depths
@@ -129,14 +143,10 @@ class LocalExecutor:
         else:
             if self.decode is not None:
                 self.decode.follow_tables(step, decode=False)
-            host = self.host
-            host.prepare(step.slots, step.q_start, step.q_len, snapshots=step.snapshots)
-            input_ids = self._input_ids(step)
-            drafter = None if self.speculation is None else self.speculation.drafter
-            if drafter is not None and (taps := drafter.taps(len(input_ids))):
-                hidden_TH = self.model.forward(input_ids, host, taps)
+            if self.prefill is not None and self.prefill.fits(step):
+                hidden_TH, host = self.prefill.run(step)
             else:
-                hidden_TH = self.model.forward(input_ids, host)
+                hidden_TH, host = self._forward(step), self.host
         step_hidden_TH = hidden_TH
         scores = [self._score(hidden_TH, score, host) for score in step.scores]
         tokens, logprobs = None, None
@@ -168,7 +178,7 @@ class LocalExecutor:
     def release(self) -> None:
         """Destroy the graphs, after which no step can be run. NCCL's communicators do not end
         while a graph that uses them lives."""
-        for runner in (self.decode, self.rounds):
+        for runner in (self.decode, self.prefill, self.rounds):
             if runner is not None:
                 runner.release()
 
@@ -177,6 +187,16 @@ class LocalExecutor:
         for pool, changes in zip(self.host.pools, step.tables, strict=True):
             pool.follow(step.slots, changes)
         return self.run(step)
+
+    def _forward(self, step: StepInput) -> Tensor:
+        """Hidden states of a step that is laid out afresh."""
+        host = self.host
+        host.prepare(step.slots, step.q_start, step.q_len, snapshots=step.snapshots)
+        input_ids = self._input_ids(step)
+        drafter = None if self.speculation is None else self.speculation.drafter
+        if drafter is not None and (taps := drafter.taps(len(input_ids))):
+            return self.model.forward(input_ids, host, taps)
+        return self.model.forward(input_ids, host)
 
     def _input_ids(self, step: StepInput) -> Tensor:
         """Token ids, those of LAST_TOKEN filled in on the device."""

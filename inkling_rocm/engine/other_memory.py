@@ -9,7 +9,7 @@ import torch
 
 from inkling_rocm.config import TextConfig
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.buckets import captured_sizes
+from inkling_rocm.engine.buckets import captured_prompts, captured_sizes
 
 GIB = 1 << 30
 # A graph of a few hundred kernels, with its copy on the device: measured per kernel, rounded up.
@@ -82,8 +82,11 @@ def other_memory(
         rounds = draft_depths if args.speculative_adaptive else 1
         tokens = sizes[-1] * max(1 + drafts, 2 * draft_depths)  # verified, or the blocks' window
         graphs = forward_bytes(text, args, tokens, size) + logit_bytes(text, args, tokens, size)
+        prompts = captured_prompts(args, chunk=chunk, max_running=max_running)
+        if prompts:
+            graphs += forward_bytes(text, args, prompts[-1], size)
         nodes = NODES_A_LAYER * text.num_layers + NODES_A_STEP * (1 + draft_depths)
-        graphs += len(sizes) * rounds * nodes * NODE_BYTES
+        graphs += (len(sizes) * rounds + 2 * len(prompts)) * nodes * NODE_BYTES
     return OtherMemory(
         token_counts=slots * vocabulary * 2,
         draft_logits=draft_logits,

@@ -96,10 +96,14 @@ class PagePool:
     @property
     def live_columns(self) -> int:
         """Most page table entries that one decoding sequence has in use."""
+        return self.columns_of(1)
+
+    def columns_of(self, tokens: int) -> int:
+        """Most page table entries that a sequence has in use in a step of so many of its tokens."""
         columns = self.table.shape[1]
         if not self.window:
             return columns
-        return min(columns, (self.window - 1 + self.lag) // self.page_size + 2)
+        return min(columns, (self.window - 1 + self.lag + tokens - 1) // self.page_size + 2)
 
     def columns_for(self, depths: int) -> int:
         """Most page table entries that a sequence may have in use in a round in front of so many

@@ -103,6 +103,8 @@ def test_generate_fails_when_the_answer_does(monkeypatch, mode):
         (["--cuda-graph-bs", "4", "--cuda-graph-bs", "2"], {"cuda_graph_bs": (2, 4)}),
         (["--cuda-graph-max-bs", "3"], {"cuda_graph_max_bs": 3}),
         (["--disable-cuda-graph"], {"disable_cuda_graph": True}),
+        (["--cuda-graph-max-bs-prefill", "64"], {"cuda_graph_max_bs_prefill": 64}),
+        (["--disable-prefill-cuda-graph"], {"disable_prefill_cuda_graph": True}),
         ([], {"cuda_graph_bs": None, "cuda_graph_max_bs": None, "disable_cuda_graph": False}),
     ],
 )

@@ -22,6 +22,7 @@ from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.memory import build_pools, plan_memory
+from inkling_rocm.engine.prefill_runner import PrefillRunner
 from inkling_rocm.engine.prefix_cache.checks import check_books
 from inkling_rocm.engine.sampler import SampleRow, sample
 from inkling_rocm.engine.scheduler import Scheduler
@@ -37,6 +38,7 @@ LAYERS = {"window": 0, "global": 1}
 # Batch buckets of executors that run ahead, set by tests that run in both modes; None = steps are
 # laid out afresh and booked at once, as the engine does it on a CPU.
 BUCKETS: tuple[int, ...] | None = None
+PROMPT_BUCKETS = (5, 16, 40)
 
 
 class ByteTokenizer:
@@ -233,7 +235,15 @@ def make_executor(model, host, plan) -> LocalExecutor:
     if BUCKETS is not None:
         draws = TorchSampler().for_rounds(rejection=False)
         decode = DecodeRunner(model, host, draws, buckets=BUCKETS, max_kv=plan.context_length)
-        settings |= {"runs_ahead": True, "decode": decode}
+        prefill = PrefillRunner(
+            model,
+            host,
+            tokens=PROMPT_BUCKETS,
+            max_rows=plan.max_running,
+            max_kv=plan.context_length,
+            short_row=1,
+        )
+        settings |= {"runs_ahead": True, "decode": decode, "prefill": prefill}
     return LocalExecutor(model, host, TorchSampler(), **settings)
 
 

@@ -104,6 +104,11 @@ class RoundRunner:
         self._flat: dict[tuple, Tensor] = {}
         self._made: dict[tuple[int, int], _Bucket] = {}
 
+    @property
+    def largest(self) -> str:
+        """Of the buckets."""
+        return f"{self.buckets[-1]} rows"
+
     def takes(self, rows: int, drafts: int) -> bool:
         """Whether a batch of so many rows can be run, each with so many drafts."""
         return rows <= self.buckets[-1] and drafts in self.drafts
