@@ -1,5 +1,5 @@
-"""The decode path on emulated AMD code (metadata kernel, layer kernels, padded buckets, one step
-ahead) gives the tokens of the CPU reference."""
+"""Steps from fixed buffers on emulated AMD code (metadata kernel, layer kernels, padding, one step
+step ahead) give the tokens of the CPU reference."""
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from inkling_rocm.engine.decode_runner import DecodeRunner
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.local_executor import LocalExecutor
 from inkling_rocm.engine.memory import build_pools, plan_memory
+from inkling_rocm.engine.prefill_runner import PrefillRunner
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.token_sampler import TorchSampler
 from inkling_rocm.kernels.metadata import decode_metadata
@@ -41,15 +42,22 @@ def emulated_core(arch: str) -> EngineCore:
     model = InklingModel(config, dict(tiny_model(config).weights), ops)
     draws = TorchSampler().for_rounds(rejection=False)
     decode = DecodeRunner(model, host, draws, buckets=(1, 3), max_kv=plan.context_length)
+    prefill = PrefillRunner(model, host, tokens=(26,), max_rows=3, max_kv=plan.context_length)
     executor = LocalExecutor(
-        model, host, TorchSampler(), vocabulary=VOCAB, runs_ahead=True, decode=decode
+        model,
+        host,
+        TorchSampler(),
+        vocabulary=VOCAB,
+        runs_ahead=True,
+        decode=decode,
+        prefill=prefill,
     )
     scheduler = Scheduler(pools, rings, chunk_tokens=plan.chunk_tokens, max_running=3)
     return EngineCore(executor, scheduler, NoMetrics())
 
 
 def test_tokens_of_the_reference(monkeypatch):
-    """Two rows in a bucket of three, then one in a bucket of one."""
+    """Two prompts in a bucket of 26 tokens, two rows in one of three, then one in one of one."""
     derive = partial(decode_metadata, arch="gfx942")
     monkeypatch.setattr(decode_runner, "_derive", lambda device: derive)
     prompts = [[3, 1, 4, 1, 5], [9 + i for i in range(18)]]
@@ -60,6 +68,7 @@ def test_tokens_of_the_reference(monkeypatch):
             for i, (prompt, n) in enumerate(zip(prompts, (3, 5), strict=True))
         ]
         run_to_end(core)
+    assert core.executor.prefill._made, "the prompts were laid out afresh"
     config = tiny_config(layer_is_local=(True, False))
     for request, prompt, n in zip(requests, prompts, (3, 5), strict=True):
         assert request.handle.tokens() == greedy_tokens(prompt, n, config)
