@@ -15,6 +15,7 @@ GREEDY = {"max_new_tokens": 12, "temperature": 0}
 
 def engine_with(device, **args):
     settings = {"chunked_prefill_size": 50, "cuda_graph_bs": (2, 8), "max_total_tokens": 1600}
+    settings["cuda_graph_max_bs_prefill"] = 512
     return engine_on(device, **{**settings, **args})
 
 
