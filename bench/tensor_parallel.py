@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import statistics
 import sys
 import time
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument("--prefill", type=int, default=8192, help="0: not timed")
     parser.add_argument("--output-file", type=Path)
     options = parser.parse_args()
+    logging.basicConfig(level="INFO")
     batches = [int(size) for size in options.batches.split(",") if size]
     most = max([*batches, CHECKED])
     lengths = [CHECKED_PROMPT + CHECKED_TOKENS, options.prefill + 1]
@@ -107,6 +109,7 @@ def main() -> int:
             max_running_requests=most,
             cuda_graph_bs=tuple(sorted({*batches, CHECKED})),
             context_length=max(lengths),
+            max_total_tokens=(most + 1) * (lengths[-1] + 2 * 64) + max(lengths),
             tp_size=ranks,
             ep_size=experts,
         )

@@ -71,6 +71,17 @@ def test_tokens_of_one_gpu(folder):
         assert answers(running) == want
 
 
+def test_prompt_graphs(folder, alone):
+    settings = {"cuda_graph_max_bs_prefill": 64, "chunked_prefill_size": 33}
+    running = engine(folder, **settings, **PAIR)
+    try:
+        runner = running._core.executor._local.prefill
+        assert runner is not None, "prompt steps were not captured"
+        assert answers(running) == alone[0]
+    finally:
+        closed(running)
+
+
 def test_speculation(folder, alone):
     """Broadcasts of what was drawn are part of the rounds' graphs."""
     running = engine(folder, **SPECULATION, **PAIR)
