@@ -59,9 +59,9 @@ def captured_prompts(args: EngineArgs, *, chunk: int, max_running: int) -> tuple
     asked = args.cuda_graph_max_bs_prefill
     if asked is None or args.disable_prefill_cuda_graph or args.speculative_algorithm is not None:
         return ()
-    if chunk <= SHORT_ROW:
-        return ()
     most = min(asked, chunk + max_running)
+    if min(chunk, most) <= SHORT_ROW:
+        return ()
     return (*(size for size in PROMPT_BUCKETS if size < most), most)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.rank_tables import ranks, tokens
 from bench.tensor_parallel import equal_share, mode_of
 
 
@@ -18,3 +19,18 @@ def test_a_row_counts_up_to_its_first_difference():
     assert equal_share(wanted, wanted) == 1.0
     assert equal_share([[1, 9, 3, 4], [5, 6, 7, 8]], wanted) == 5 / 8
     assert equal_share([[9, 2, 3, 4], [9, 6, 7, 8]], wanted) == 0.0
+
+
+def test_a_mode_is_beside_the_first_of_its_case():
+    row = {"op": "tensor_parallel", "layers": 5, "dtype": "bfloat16", "device": "D", "commit": "c"}
+    row |= {"evidence": "measured", "gate": "pass"}
+    rows = [
+        {**row, "mode": "tp1", "case": "tp1, tokens"},
+        {**row, "mode": "tp1", "case": "tp1, decode, batch 8", "step_ms": 3.0, "tokens_per_s": 9},
+        {**row, "mode": "tp1", "case": "tp1, prompt 64", "first_token_ms": 8.0},
+        {**row, "mode": "tp2", "case": "tp2, decode, batch 8", "step_ms": 2.0, "tokens_per_s": 12},
+        {**row, "mode": "tp2", "case": "tp2, prompt 64", "first_token_ms": 16.0},
+    ]
+    lines = ranks(rows).splitlines()[2:]
+    assert [line.split(" | ")[4] for line in lines] == ["1.00x", "1.00x", "1.50x", "0.50x"]
+    assert tokens(rows).count("pass") == 1

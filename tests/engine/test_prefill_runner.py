@@ -116,6 +116,7 @@ def test_captured_sizes():
     given = {"cuda_graph_max_bs_prefill": 512}
     assert sizes(chunk=100, **given) == (32, 64, 104)
     assert sizes(chunk=16, **given) == ()
+    assert sizes(cuda_graph_max_bs_prefill=16) == ()
     assert sizes(disable_prefill_cuda_graph=True, **given) == ()
     assert sizes(speculative_algorithm="EAGLE", **given) == ()
     with pytest.raises(ValueError, match="cuda_graph_max_bs_prefill 0"):
