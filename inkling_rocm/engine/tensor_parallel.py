@@ -261,12 +261,7 @@ class Ranks:
     def close(self) -> None:
         """End the followers and the group."""
         if self._local is not None:
-            try:
-                if self.lost is None:
-                    self._local.finish()  # while all ranks are there, a started step ends by itself
-                self._local.release()
-            except RuntimeError as error:  # the device has failed, and the step has said so
-                logger.debug("the device cannot be waited for: %s", error)
+            self._within(CLOSE_SECONDS, self._end_steps, "started steps did not end")
         self._closing = True
         for process in self._processes:
             assert process.stdin is not None
@@ -280,13 +275,27 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        # A thread of its own: where an engine fails while it captures graphs, the failure's frames
-        # hold some, and NCCL waits for those.
-        leave = threading.Thread(target=self._leave, name="inkling-ranks-end", daemon=True)
-        leave.start()
-        leave.join(CLOSE_SECONDS)
-        if leave.is_alive():
-            logger.warning("the group of the ranks could not be left in %g s", CLOSE_SECONDS)
+        # Where an engine fails while it captures graphs, the failure's frames hold some, and NCCL
+        # waits for those.
+        self._within(CLOSE_SECONDS, self._leave, "the group of the ranks could not be left")
+
+    @staticmethod
+    def _within(seconds: float, action: Callable[[], None], otherwise: str) -> None:
+        """Wait for something that may never end, and warn."""
+        thread = threading.Thread(target=action, name="inkling-ranks-end", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            logger.warning("%s in %g s", otherwise, seconds)
+
+    def _end_steps(self) -> None:
+        """Wait for what was started: by now all ranks are there, or its collectives are aborted."""
+        assert self._local is not None
+        try:
+            self._local.finish()
+            self._local.release()
+        except RuntimeError as error:  # the device has failed, and the step has said so
+            logger.debug("the device cannot be waited for: %s", error)
 
     def _leave(self) -> None:
         """Leave the group. From NCCL's by aborting: that ends kernels that wait for a rank which is
