@@ -80,6 +80,48 @@ def _speculation(table: Callable[[list[dict]], str]) -> Callable[[], str]:
     return lambda: table(latest(speculation.FILE, *speculation.KEY))
 
 
+def layer_kernels() -> str:
+    """The layer's fused kernels beside the chains of torch operations they replace."""
+    rows = latest("layer_h200_2026-11-30.jsonl", "op", "case", "variant")
+    by_case: dict[tuple[str, str], dict[str, dict]] = {}
+    for row in rows:
+        by_case.setdefault((row["op"], row["case"]), {})[row["variant"]] = row
+    lines = [
+        "| op | case | torch operations, us (launches) | fused, us (launches) | floor, us | "
+        "fused / floor | evidence |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (op, case), found in by_case.items():
+        chain, fused = found["torch"], found["triton"]
+        lines.append(
+            f"| {op} | {case} | {chain['p50_us']} ({chain['launches']}) | "
+            f"{fused['p50_us']} ({fused['launches']}) | {fused['floor_us']} | "
+            f"{fused['over_floor']} | {fused['evidence']}, {fused['device']}, "
+            f"commit {fused['commit']} |"
+        )
+    return "\n".join(lines)
+
+
+def small_stack() -> str:
+    """One workload through this project's engine and through transformers."""
+    rows = latest("small_stack_h200_2026-11-30.jsonl", "case", "implementation")
+    ours = {r["case"]: r for r in rows if r["implementation"] == "inkling-rocm engine"}
+    lines = [
+        "| case | implementation | decode step, ms | tokens/s | prefill, ms | step / engine's | "
+        "prefill / engine's | evidence |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda r: r["batch"]):
+        own = ours[row["case"]]
+        slower = [f"{row[name] / own[name]:.1f}" for name in ("step_ms", "prefill_ms")]
+        lines.append(
+            f"| {row['case']} | {row['implementation']} | {row['step_ms']} | "
+            f"{row['tokens_per_s']} | {row['prefill_ms']} | {slower[0]} | {slower[1]} | "
+            f"{row['evidence']}, {row['device']}, commit {row['commit']} |"
+        )
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cpu_decode": cpu_decode,
     "attention_prefill": _attention("prefill"),
@@ -92,6 +134,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "moe_layer": _moe(moe.moe_layer),
     "sampling": _sampling(sampling.sampling),
     "lm_head": _sampling(sampling.lm_head),
+    "layer_kernels": layer_kernels,
+    "small_stack": small_stack,
     "prefix_tiers": prefix_tiers,
     "prefix_ttft": prefix_ttft,
     "speculation_rounds": _speculation(speculation.rounds),

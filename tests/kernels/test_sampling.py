@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,9 @@ pytest.importorskip("triton")
 
 from gcn_emulator.triton_driver import emulate
 from inkling_rocm.engine import SamplingParams
+from inkling_rocm.engine.device_sampler import DeviceSampler
 from inkling_rocm.engine.sampler import sample
+from inkling_rocm.kernels.sampling import sample_rows
 from tests.kernels.sampling_cases import (
     PARAMS,
     device_tokens,
@@ -17,6 +21,7 @@ from tests.kernels.sampling_cases import (
     make_row,
     make_rows,
 )
+from tests.support.offline import compile_only, facts
 
 CPU = torch.device("cpu")
 
@@ -162,3 +167,21 @@ def test_wrong_arguments_are_named():
         emulated(draw_logits(2, 50).double(), rows)
     with pytest.raises(ValueError, match="temperature"):
         emulated(draw_logits(3, 50), rows)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "sm100"])
+def test_compiled_at_the_real_vocabulary(arch):
+    """No register goes to memory on an NVIDIA GPU, with and without edited rows."""
+    vocabulary = 200058
+    sampler = DeviceSampler(vocabulary=8, slots=5, device=CPU, arch=arch)
+    sampler.vocabulary = vocabulary
+    sampler.counts = torch.empty(5, vocabulary, dtype=torch.int16, device="meta")
+    logits = torch.empty(4, vocabulary, device="meta")
+    rows = sampler.rows(make_rows(4, vocabulary), [1, 2, 3, 4])
+    with compile_only(arch) as kernels:
+        for each in (rows, replace(rows, edits=None)):
+            sample_rows(logits, each, arch=arch, logprobs=True)
+    found = [facts(kernel) for kernel in kernels]
+    assert len(found) == 8
+    assert [f for f in found if f.spills] == []
