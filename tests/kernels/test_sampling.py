@@ -177,8 +177,8 @@ def test_compiled_at_the_real_vocabulary(arch):
     sampler = DeviceSampler(vocabulary=8, slots=5, device=CPU, arch=arch)
     sampler.vocabulary = vocabulary
     sampler.counts = torch.empty(5, vocabulary, dtype=torch.int16, device="meta")
-    logits = torch.empty(4, vocabulary, device="meta")
-    rows = sampler.rows(make_rows(4, vocabulary), [1, 2, 3, 4])
+    logits = torch.empty(17, vocabulary, device="meta")
+    rows = sampler.rows(make_rows(17, vocabulary), list(range(1, 18)))
     with compile_only(arch) as kernels:
         for each in (rows, replace(rows, edits=None)):
             sample_rows(logits, each, arch=arch, logprobs=True)
