@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -48,13 +48,20 @@ def _excess(error: float, budget: float) -> float:
     return float("inf") if error != error else error / budget
 
 
-def difference_line(found: Iterable[Difference], equal_tokens: bool, device: str) -> str:
+def difference_line(found: Sequence[Difference], equal_tokens: bool, device: str) -> str:
+    """The output that is furthest apart and, if some are too far, the first of them: there the two
+    targets part."""
     worst = max(found, key=lambda d: _excess(d.error, d.budget))
-    verdict = "within budget" if worst.ok else "EXCEEDED"
+    first = next((d for d in found if not d.ok), None)
+    verdict = "within budget" if first is None else f"EXCEEDED, first at {_where(first)}"
     return (
-        f"  beside {device}: worst {worst.site} (output {worst.output}, forward {worst.forward}) "
-        f"{worst.error:.2g} of {worst.budget:.2g}, {verdict}; engine tokens equal: {equal_tokens}"
+        f"  beside {device}: worst {_where(worst)} {worst.error:.2g} of {worst.budget:.2g}, "
+        f"{verdict}; engine tokens equal: {equal_tokens}"
     )
+
+
+def _where(found: Difference) -> str:
+    return f"{found.site} (output {found.output}, forward {found.forward})"
 
 
 def parity(

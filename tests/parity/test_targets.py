@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from inkling_rocm.parity.compare import Comparison, Site, compare, error_of
 from inkling_rocm.parity.problems import PROBLEMS
-from inkling_rocm.parity.recording import differences, file_name, load, save
-from inkling_rocm.parity.report import parity, summary
+from inkling_rocm.parity.recording import Recording, differences, file_name, load, save
+from inkling_rocm.parity.report import difference_line, parity, summary
 from inkling_rocm.parity.run import Target, choose_ops
 from inkling_rocm.parity.watch import watched
 
 CPU = Target.named("cpu")
+RECORDED = Path(__file__).parent.parent / "data" / "parity" / "h200"
 
 
 def check(found: Comparison) -> None:
+    """Within the budgets beside float64, and beside what a real H200 gave."""
     assert found.passed, "\n".join(summary(found))
     assert len({site.site for site in found.sites}) >= 18  # nothing was left out
+    recording = of_h200(found.problem, found.dtype)
+    assert [d for d in differences(found, recording.kept) if not d.ok] == []
+    if found.dtype == "float32":
+        assert found.tokens == recording.tokens
+
+
+def of_h200(problem: str, dtype: str) -> Recording:
+    """Recorded with `inkling-rocm parity --target cuda --record`."""
+    recording = load(RECORDED / file_name(problem, dtype), PROBLEMS[problem])
+    assert "H200" in recording.device
+    assert recording.commit
+    return recording
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -110,6 +125,8 @@ def test_a_planted_fault_is_located(site, fault):
     if fault is not _nan:  # a NaN makes everything after it NaN, on equal inputs too
         assert {s.site for s in found.sites if not s.same_ok} == {site}
     assert any(f"first fault: {site}" in line for line in summary(found))
+    apart = differences(found, of_h200("dense-moe", "float32").kept)
+    assert f"EXCEEDED, first at {site} " in difference_line(apart, False, "an H200")
 
 
 @pytest.mark.parametrize("name", ["gfx942", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -125,6 +142,9 @@ def test_a_planted_fault_is_located_among_triton_ops(name):
     ops = watched(choose_ops(problem, target, torch.float32), plant)
     found = compare(problem, target, torch.float32, ops=ops)
     assert found.first_fault().site == site
+    recorded = of_h200("dense-moe", "float32").kept
+    kept = {key: t for key, t in recorded.items() if key in found.kept}  # no decode forwards here
+    assert f"EXCEEDED, first at {site} " in difference_line(differences(found, kept), False, "")
 
 
 def test_recordings_round_trip_and_are_of_their_weights(tmp_path):
