@@ -18,7 +18,7 @@ from inkling_rocm.engine.speculative.verification_register import ENTRIES as VER
 from inkling_rocm.kernels.lm_head import local_logits
 from inkling_rocm.kernels.lm_head_tuning import LM_HEAD
 from inkling_rocm.kernels.sampling import sample_rows
-from inkling_rocm.kernels.sampling_tuning import BOUND, CUT, DRAW, SCAN
+from inkling_rocm.kernels.sampling_tuning import BOUND, COUNT, CUT, DRAW, GATHER, SCAN
 from kernel_base.register import Case, KernelEntry, Outcome, register
 from kernel_base.tuning import TuningRow
 
@@ -30,7 +30,7 @@ _PARAMS = (
     SamplingParams(min_p=0.05),
     SamplingParams(top_k=40, frequency_penalty=1.0, repetition_penalty=1.2, logit_bias={3: 2.0}),
 )
-_VOCABULARY = 9000  # more blocks than candidates
+_VOCABULARY = 9000  # more blocks than candidates, more tokens than the list
 
 
 def _sample(arch: str, tuning: tuple, device: torch.device) -> list[Outcome]:
@@ -61,7 +61,7 @@ def _sample(arch: str, tuning: tuple, device: torch.device) -> list[Outcome]:
 
 
 def _sampling_cases(which: int, arch: str, row: TuningRow) -> Iterable[Case]:
-    tuning: list[TuningRow | None] = [None] * 4
+    tuning: list[TuningRow | None] = [None] * 6
     tuning[which] = row
     yield Case(name="every kind of row", run=partial(_sample, arch, tuple(tuning)))
 
@@ -93,6 +93,8 @@ def _head_cases(arch: str, row: TuningRow) -> Iterable[Case]:
 _KERNELS = (
     (SCAN, "inkling_rocm.kernels.sampling_kernels:_scan_kernel"),
     (BOUND, "inkling_rocm.kernels.sampling_kernels:_bound_kernel"),
+    (COUNT, "inkling_rocm.kernels.sampling_gather:_count_kernel"),
+    (GATHER, "inkling_rocm.kernels.sampling_gather:_gather_kernel"),
     (CUT, "inkling_rocm.kernels.sampling_choice:_cut_kernel"),
     (DRAW, "inkling_rocm.kernels.sampling_choice:_draw_kernel"),
 )

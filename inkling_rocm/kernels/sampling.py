@@ -15,8 +15,15 @@ import triton
 from torch import Tensor
 
 from inkling_rocm.kernels.sampling_choice import _cut_kernel, _draw_kernel
+from inkling_rocm.kernels.sampling_gather import (
+    CHUNK_BLOCKS,
+    LEVELS,
+    LIST,
+    _count_kernel,
+    _gather_kernel,
+)
 from inkling_rocm.kernels.sampling_kernels import BLOCK, _bound_kernel, _scan_kernel
-from inkling_rocm.kernels.sampling_tuning import BOUND, CUT, DRAW, SCAN
+from inkling_rocm.kernels.sampling_tuning import BOUND, COUNT, CUT, DRAW, GATHER, SCAN
 from kernel_base.tuning import TuningRow
 
 MAX_VOCABULARY = 1 << 20  # ids of blocks of one row fit one program
@@ -76,7 +83,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What the four launches leave on the device.
+    """What the six launches leave on the device.
 
     Attributes:
         tokens, logprobs: see sample_rows.
@@ -97,15 +104,15 @@ def sample_rows(
     arch: str,
     logprobs: bool = False,
     tokens_out: Tensor | None = None,
-    tuning: tuple[TuningRow | None, ...] = (None, None, None, None),
+    tuning: tuple[TuningRow | None, ...] = (None,) * 6,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw one token a row: four launches, no host synchronisation, capturable.
+    """Draw one token a row: six launches, no host synchronisation, capturable.
 
     Args:
         logits_nV: fp32 [n, V], V contiguous; left as they are.
         logprobs: also the log probability of each token under the softmax of the raw logits.
         tokens_out: int64 [n].
-        tuning: launch configurations to force.
+        tuning: launch configurations to force: scan, bound, count, gather, cut, draw.
     Returns: tokens int64 [n], -1 where the row has no finite logit; log probabilities fp32 [n].
     In place: rows.edits.counts.
     Raises: ValueError: an argument does not fit, or there is no tuning row for arch.
@@ -124,7 +131,7 @@ def launch_sampling(
     logprobs: bool = False,
     tokens_out: Tensor | None = None,
     drafts_BN: Tensor | None = None,
-    tuning: tuple[TuningRow | None, ...] = (None, None, None, None),
+    tuning: tuple[TuningRow | None, ...] = (None,) * 6,
 ) -> Sampled:
     """`sample_rows` with what it leaves behind.
 
@@ -150,14 +157,18 @@ def launch_sampling(
     tokens, scores, facts, edited = (
         sampled.tokens, sampled.logprobs, sampled.facts, sampled.edited
     )  # fmt: skip
-    scan, bound, cut, draw = (
+    scan, bound, count, gather, cut, draw = (
         forced or table.select(arch)
-        for forced, table in zip(tuning, (SCAN, BOUND, CUT, DRAW), strict=True)
+        for forced, table in zip(tuning, (SCAN, BOUND, COUNT, GATHER, CUT, DRAW), strict=True)
     )
     blocks = triton.cdiv(V, BLOCK.value)
     candidates = int(bound.constexprs["CANDIDATES"])
     stats = torch.empty(n, 4, blocks, dtype=torch.float32, device=device)
-    listed = torch.empty(n, candidates, dtype=torch.int32, device=device)
+    chunks = triton.cdiv(blocks, CHUNK_BLOCKS.value)
+    candidate_blocks = torch.empty(n, candidates, dtype=torch.int32, device=device)
+    numbers = torch.empty(n, LEVELS.value, chunks, dtype=torch.int32, device=device)
+    head = torch.empty(n, LIST.value, dtype=torch.float32, device=device)
+    head_ids = torch.empty(n, LIST.value, dtype=torch.int32, device=device)
     totals = torch.empty(n, dtype=torch.float64, device=device)
     stride = logits_nV.stride(0)
     counted = (None, None, 0) if e is None else (e.counts, e.count_row, e.counts.stride(0))
@@ -176,18 +187,26 @@ def launch_sampling(
         rows.position, *counted[:2],
     )  # fmt: skip
     _bound_kernel[(n,)](
-        tokens, scores, listed, facts, totals, stats, edited, *params,
+        tokens, scores, candidate_blocks, facts, totals, stats, edited, *params,
         e and e.cu_extra, e and e.allowed_row, V, blocks, stride, counted[2],
         ALL_BLOCKS=triton.next_power_of_2(max(blocks, 2)), **which, **counts,
         **bound.launch_kwargs(),
     )  # fmt: skip
+    values = (edited, *params[:3])
+    _count_kernel[(n, chunks)](
+        numbers, facts, *values, V, chunks, stride, EDITS=e is not None, **count.launch_kwargs()
+    )
+    _gather_kernel[(n, chunks)](
+        head, head_ids, facts, numbers, *values, V, chunks, stride, EDITS=e is not None,
+        CHUNKS=triton.next_power_of_2(chunks), **gather.launch_kwargs(),
+    )  # fmt: skip
     _cut_kernel[(n,)](
-        listed, facts, totals, edited, *params[:4], V, blocks, stride, EDITS=e is not None,
-        CANDIDATES=candidates, **cut.launch_kwargs(),
+        head, facts, totals, edited, *params[:4], V, blocks, stride, EDITS=e is not None,
+        **cut.launch_kwargs(),
     )  # fmt: skip
     _draw_kernel[(n,)](
-        tokens, scores, listed, facts, edited, *params, V, blocks, stride, counted[2],
-        CANDIDATES=candidates, **which, **counts, **draw.launch_kwargs(),
+        tokens, scores, candidate_blocks, head, head_ids, facts, edited, *params, V, blocks, stride,
+        counted[2], CANDIDATES=candidates, **which, **counts, **draw.launch_kwargs(),
     )  # fmt: skip
     return sampled
 

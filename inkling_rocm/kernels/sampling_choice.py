@@ -1,10 +1,9 @@
-"""The third and fourth launch of sampling: where top-k and top-p cut, then the draw. See
+"""The fifth and sixth launch of sampling: where top-k and top-p cut, then the draw. See
 sampling_kernels.py.
 
-Where the candidates of a row are proved to hold every kept token they are all that is looked at;
-else it is the whole row, CANDIDATES blocks at a time, read again (from L2) in every step of the
-searches. A step looks at three values between the bounds at once and keeps the quarter that holds
-the answer.
+Where the list of a row (sampling_gather.py) is proved to hold every kept token it is all that is
+looked at; else it is the whole row, read again (from L2) in every step of the searches. A step
+looks at three values between the bounds at once and keeps the quarter that holds the answer.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from inkling_rocm.kernels.sampling_gather import LIST, _blocks_at, _ids, _rank, _total
 from inkling_rocm.kernels.sampling_kernels import (
     _NO_ID,
     BLOCK,
     BLOCK_STREAM,
+    CUT_ROW,
     LOWEST_KEY,
     TOKEN_STREAM,
     _best,
@@ -28,27 +29,6 @@ from inkling_rocm.kernels.sampling_kernels import (
     _value,
     _values_at,
 )
-
-
-@triton.jit
-def _ids(block):
-    return block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-
-
-@triton.jit
-def _blocks_at(block, logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
-               stride_logits, EDITS: tl.constexpr):  # fmt: skip
-    """x of some blocks; -1 is an empty one."""
-    token = _ids(block)
-    real = (block >= 0)[:, None] & (token < vocabulary)
-    x = _values_at(logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr, row, token, real,
-                   vocabulary, stride_logits, EDITS)  # fmt: skip
-    return x
-
-
-@triton.jit
-def _total(per_element):
-    return tl.sum(tl.sum(per_element, 1), 0)
 
 
 @triton.jit
@@ -66,7 +46,7 @@ def _search(wanted, low, high, x, top, blocks, logits_ptr, edited_ptr, edited,
             COUNT: tl.constexpr, WHOLE: tl.constexpr, EDITS: tl.constexpr,
             TILE: tl.constexpr):  # fmt: skip
     """The largest key in [low, high] with at least `wanted` tokens, or mass, at or above it; low is
-    known to have that. x: the candidates, all that is looked at unless WHOLE."""
+    known to have that. x: the list, all that is looked at unless WHOLE."""
     while low < high:
         q1, q2, q3 = _between(low, high, 1), _between(low, high, 2), _between(low, high, 3)
         if WHOLE:
@@ -146,36 +126,32 @@ def _lowest_kept(level, x, top, total, top_k, top_p, limited, blocks, logits_ptr
 
 @triton.jit
 def _cut_kernel(
-    blocks_in_ptr, rows_ptr, totals_ptr, edited_ptr, logits_ptr, temperature_ptr, top_k_ptr,
-    top_p_ptr, vocabulary, blocks, stride_logits,
-    EDITS: tl.constexpr, CANDIDATES: tl.constexpr, TILE: tl.constexpr,
+    list_ptr, rows_ptr, totals_ptr, edited_ptr, logits_ptr, temperature_ptr, top_k_ptr,
+    top_p_ptr, vocabulary, blocks, stride_logits, EDITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Writes, per row with top-k or top-p: whether the whole row must be drawn from, the lowest
-    kept key, and how many of the tokens with this key are kept (the lowest ids)."""
+    """Writes, per row with top-k or top-p: the lowest kept key, how many of the tokens with this
+    key are kept (the lowest ids), and how many tokens of the list to draw from, 0 = the whole
+    row."""
     row = tl.program_id(0).to(tl.int64)
     facts = rows_ptr + row * 8
-    listed = tl.load(facts)
-    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    cut = (top_k > 0) | (top_p < 1.0)
-    if (listed == 0) | (cut == 0):
+    if tl.load(facts) != CUT_ROW:
         return
-    bound, edited = tl.load(facts + 1), tl.load(facts + 2)
+    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+    edited = tl.load(facts + 2)
     top = tl.load(facts + 3).to(tl.float32, bitcast=True)
+    listed, low = tl.load(facts + 5), tl.load(facts + 6)
     limited = (top_k > 0) & (top_k < vocabulary)
-    c = tl.arange(0, CANDIDATES)
-    block = tl.load(blocks_in_ptr + row * CANDIDATES + c, mask=c < listed, other=-1)
-    x = _blocks_at(block, logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr, row,
-                      vocabulary, stride_logits, EDITS)  # fmt: skip
+    at = tl.arange(0, LIST // BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(list_ptr + row * LIST + at, mask=at < listed, other=float("-inf"))
     total = tl.load(totals_ptr + row)
-    # Every value above `bound` lies in a candidate block.
+    # The list holds every token from `low` up: with LOWEST_KEY, every one that can be drawn.
     if limited:
-        enough = (top_k <= CANDIDATES) | (_total(_weight(x, bound + 1, top, True)) >= top_k)
+        enough = listed >= top_k
     else:
-        enough = _total(_weight(x, bound + 1, top, False)) >= top_p * total
-    everything = listed == blocks
-    low = tl.where(enough & (everything == 0), bound, LOWEST_KEY)
-    whole = (enough | everything) == 0
-    # Two copies of the same steps: in the one that reads the whole row, the candidates would take
+        enough = _total(_weight(x, low, top, False)) >= top_p * total
+    whole = (listed == 0) | ((enough == 0) & (low > LOWEST_KEY))
+    low = tl.where(whole, LOWEST_KEY, low)
+    # Two copies of the same steps: in the one that reads the whole row, the list would take
     # registers away from the loads.
     if whole:
         level, ties = _lowest_kept(low, x, top, total, top_k, top_p, limited, blocks, logits_ptr,
@@ -185,22 +161,16 @@ def _cut_kernel(
         level, ties = _lowest_kept(low, x, top, total, top_k, top_p, limited, blocks, logits_ptr,
                                    edited_ptr, edited, temperature_ptr, top_k_ptr, row, vocabulary,
                                    stride_logits, False, EDITS, TILE)  # fmt: skip
+    tl.debug_barrier()  # every thread has read facts 5 and 6
     tl.store(facts + 5, level)
     tl.store(facts + 6, ties)
-    tl.store(facts + 7, whole.to(tl.int32))
-
-
-@triton.jit
-def _rank(level):
-    """Number of true elements up to and including each, in row-major order."""
-    ones = level.to(tl.int32)
-    each = tl.sum(ones, 1)
-    return (tl.cumsum(each, 0) - each)[:, None] + tl.cumsum(ones, 1)
+    tl.store(facts + 7, tl.where(whole, 0, listed))
 
 
 @triton.jit
 def _draw_kernel(
-    tokens_ptr, logprobs_ptr, blocks_in_ptr, rows_ptr, edited_ptr, logits_ptr, temperature_ptr,
+    tokens_ptr, logprobs_ptr, blocks_in_ptr, list_ptr, list_ids_ptr, rows_ptr, edited_ptr,
+    logits_ptr, temperature_ptr,
     top_k_ptr, top_p_ptr, log_min_p_ptr, seed_ptr, position_ptr, counts_ptr, count_row_ptr,
     vocabulary, blocks, stride_logits, stride_counts,
     EDITS: tl.constexpr, COUNT: tl.constexpr, LOGPROBS: tl.constexpr, CANDIDATES: tl.constexpr,
@@ -208,33 +178,39 @@ def _draw_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     facts = rows_ptr + row * 8
-    listed = tl.load(facts)
-    if listed == 0:  # the second launch has chosen
+    number = tl.load(facts)
+    if number == 0:  # the second launch has chosen
         return
-    bound, edited = tl.load(facts + 1), tl.load(facts + 2)
+    edited = tl.load(facts + 2)
     top = tl.load(facts + 3).to(tl.float32, bitcast=True)
     raw_total = tl.load(facts + 4).to(tl.float32, bitcast=True)
     key = _row_key(tl.load(seed_ptr + row), tl.load(position_ptr + row))
     floor = top + tl.load(log_min_p_ptr + row)
-    cut = (tl.load(top_k_ptr + row) > 0) | (tl.load(top_p_ptr + row) < 1.0)
-    level, ties, whole = (
-        LOWEST_KEY,
-        _NO_ID,
-        ((_key(floor) <= bound) & (listed < blocks)).to(tl.int32),
-    )
+    cut = number == CUT_ROW
+    level, ties, listed = LOWEST_KEY, _NO_ID, 0
     if cut:
-        level, ties, whole = tl.load(facts + 5), tl.load(facts + 6), tl.load(facts + 7)
-    number = tl.where(whole != 0, blocks, listed)
+        level, ties, listed = tl.load(facts + 5), tl.load(facts + 6), tl.load(facts + 7)
+        whole = listed == 0
+        number = tl.where(whole, blocks, tl.cdiv(listed, BLOCK))
+    else:
+        whole = (_key(floor) <= tl.load(facts + 1)) & (number < blocks)
+        number = tl.where(whole, blocks, number)
     best, chosen, before = float("-inf"), 0, 0
     for j in range(tl.cdiv(number, TILE)):
         at = j * TILE + tl.arange(0, TILE)
-        some = tl.load(
-            blocks_in_ptr + row * CANDIDATES + at, mask=(at < number) & (whole == 0), other=-1
-        )
-        block = tl.where(whole != 0, at, some)
-        token = _ids(block)
-        x = _blocks_at(block, logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr,
-                              row, vocabulary, stride_logits, EDITS)  # fmt: skip
+        if listed > 0:
+            block = at
+            place = _ids(at)
+            inside = place < listed
+            token = tl.load(list_ids_ptr + row * LIST + place, mask=inside, other=_NO_ID)
+            x = tl.load(list_ptr + row * LIST + place, mask=inside, other=float("-inf"))
+        else:
+            some = (at < number) & (whole == 0)
+            block = tl.load(blocks_in_ptr + row * CANDIDATES + at, mask=some, other=-1)
+            block = tl.where(whole, at, block)
+            token = _ids(block)
+            x = _blocks_at(block, logits_ptr, edited_ptr, edited, temperature_ptr, top_k_ptr,
+                           row, vocabulary, stride_logits, EDITS)  # fmt: skip
         if cut:
             order = _key(x)
             tied = order == level

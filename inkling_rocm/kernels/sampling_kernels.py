@@ -1,4 +1,4 @@
-"""Sampling in four launches: block statistics, candidate blocks, the cut, the draw.
+"""Sampling in six launches: block statistics, bounds, count, gather, the cut, the draw.
 
     x     = edited logit / temperature
     order = by x descending, equal values by id ascending
@@ -7,15 +7,15 @@
     token = arg-max over kept of x + Gumbel(key of the row, id)       (Gumbel-max)
 
 Nothing is sorted. A block is BLOCK neighbouring ids. `_scan_kernel` reads the logits once and
-leaves every block's maximum and sum of exponentials; `_bound_kernel` finds, per row, the
-CANDIDATES blocks with the largest maxima: the first CANDIDATES tokens of the order lie in them.
-`_cut_kernel` then searches the lowest kept value (counts for top-k, masses for top-p) over the
-candidates, or over the whole row where these do not hold the head of the distribution, and
-`_draw_kernel` chooses.
+leaves every block's maximum and sum of exponentials. Of rows with top-k or top-p,
+sampling_gather.py then lists the head, some thousand tokens; sampling_choice.py searches the lowest
+kept value in the list (counts for top-k, masses for top-p), or in the whole row where the list does
+not hold all that may be kept, and draws. `_bound_kernel` prepares that: how deep the list should
+reach, and for rows with min-p alone the CANDIDATES blocks with the largest maxima.
 Rows without top-k and top-p choose a block by its log-sum-exp first and a token in it second, as
 inkling_rocm.engine.sampler does; so do greedy rows, by the maximum.
 
-One program owns a row after the scan and adds in a fixed order: a row's token depends on nothing
+Sums are added in a fixed order: a row's token depends on nothing
 but the row. Random numbers are those of inkling_rocm.engine.random (splitmix64 of a key and a
 counter); the Gumbel transform is fp32 here.
 """
@@ -36,6 +36,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 _NO_ID = tl.constexpr(2147483647)
 LOWEST_KEY = tl.constexpr(-2139095041)  # _key of -inf
 GREEDY_BELOW = tl.constexpr(1e-6)
+CUT_ROW = tl.constexpr(-1)  # facts 0: the row is cut by top-k or top-p
 
 
 @triton.jit
@@ -265,21 +266,27 @@ def _bound_kernel(
                 finite, raw_total, stride_logits, stride_counts, COUNT, LOGPROBS)  # fmt: skip
     else:
         order = _key(most)
-        low, high = tl.full([], LOWEST_KEY, tl.int32), _key(top)
-        while low < high:
-            middle = _between(low, high, 2)
-            enough = tl.sum((order >= middle).to(tl.int32), 0) >= CANDIDATES
-            low = tl.where(enough, middle, low)
+        wanted = tl.where(cut, blocks - blocks // 6, CANDIDATES)
+        lowest, high = tl.full([], LOWEST_KEY, tl.int32), _key(top)
+        while lowest < high:
+            middle = _between(lowest, high, 2)
+            enough = tl.sum((order >= middle).to(tl.int32), 0) >= wanted
+            lowest = tl.where(enough, middle, lowest)
             high = tl.where(enough, high, middle - 1)
-        above = order > low
-        room = CANDIDATES - tl.sum(above.to(tl.int32), 0)
-        level = (order == low) & (b < blocks)
-        taken = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))
-        at = tl.cumsum(taken.to(tl.int32), 0) - 1
-        tl.store(blocks_out_ptr + row * CANDIDATES + at, b, mask=taken)
-        listed = tl.sum(taken.to(tl.int32), 0)
-        total = tl.sum((sums * tl.exp(most - top)).to(tl.float64), 0)
-        tl.store(totals_out_ptr + row, total)
+        low = lowest
+        if cut:
+            listed = CUT_ROW
+            total = tl.sum((sums * tl.exp(most - top)).to(tl.float64), 0)
+            tl.store(totals_out_ptr + row, total)
+            low = _value(lowest).to(tl.int32, bitcast=True)
+        else:
+            above = order > low
+            room = CANDIDATES - tl.sum(above.to(tl.int32), 0)
+            level = (order == low) & (b < blocks)
+            taken = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room))
+            at = tl.cumsum(taken.to(tl.int32), 0) - 1
+            tl.store(blocks_out_ptr + row * CANDIDATES + at, b, mask=taken)
+            listed = tl.sum(taken.to(tl.int32), 0)
     rows_out = rows_out_ptr + row * 8
     tl.store(rows_out, listed)
     tl.store(rows_out + 1, low)

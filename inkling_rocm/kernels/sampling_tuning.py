@@ -29,6 +29,8 @@ SCAN = TuningTable(
     _rows({"SCAN_BLOCKS": 16}, {"num_warps": 4, "enable_fp_fusion": False}),
 )
 BOUND = TuningTable("inkling_rocm.sampling_bound", _rows({"CANDIDATES": 64}, {"num_warps": 4}))
+COUNT = TuningTable("inkling_rocm.sampling_count", _rows({}, {"num_warps": 4}))
+GATHER = TuningTable("inkling_rocm.sampling_gather", _rows({}, {"num_warps": 4}))
 CUT = TuningTable(
     "inkling_rocm.sampling_cut", _rows({"TILE": 16}, {"num_warps": 16}, {"num_warps": 8})
 )
