@@ -84,8 +84,8 @@ def _sample_rows_of(params: SamplingParams, n: int) -> list[SampleRow]:
 
 def measure_sampling(out: Rows, rate: float) -> None:
     device = torch.device("cuda")
-    for name, params in PARAMS.items():
-        for shape in SHAPES:
+    for shape in SHAPES:
+        for name, params in PARAMS.items():
             for n in BATCHES:
                 logits = make_logits(shape, n)
                 rows = _sample_rows_of(params, n)

@@ -5,6 +5,7 @@ Every output of every op has two errors, both relative norms against float64:
 own   the target's whole run beside a float64 run of the same weights: rounding as it accumulates.
 same  the op alone: the float64 reference op on exactly the inputs (and state) the target's op got.
 
+The choice of experts is judged by its scores, and followed by the reference runs: routing.py.
 Each has a budget, twice what the torch reference op does in the model's dtype on the same path plus
 a few roundings. An op that is wrong shows in `same` at its own site and nowhere before; `own`
 spreads from there.
@@ -12,6 +13,7 @@ spreads from there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -23,6 +25,7 @@ from torch import Tensor
 from inkling_rocm.model.layer import EXPERT_WEIGHTS
 from inkling_rocm.ops.registry import OpSet
 from inkling_rocm.parity.problems import Problem
+from inkling_rocm.parity.routing import is_choice, scores_of, shortfall, weights_of
 from inkling_rocm.parity.run import Target, engine_tokens, make_weights, run_forwards
 from inkling_rocm.parity.watch import copied, outputs
 
@@ -61,6 +64,7 @@ class Comparison:
         sites: in the order of execution.
         tokens: of the whole engine on the target; want_tokens: on the CPU reference.
         kept: what every op gave on the target, on the CPU.
+        scores: what float64's gates select by, [T, X] of every forward and site.
     """
 
     problem: str
@@ -70,6 +74,7 @@ class Comparison:
     tokens: list[list[int]] = field(default_factory=list)
     want_tokens: list[list[int]] = field(default_factory=list)
     kept: dict[Key, Tensor] = field(default_factory=dict)
+    scores: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
     @property
     def tokens_equal(self) -> bool:
@@ -138,6 +143,30 @@ class _Own:
         return result
 
 
+class _Following(_Own):
+    """Keeps a reference run's outputs, its experts those that another run chose.
+
+    Attributes: scores: what the gates would have selected by, of every forward and site.
+    """
+
+    def __init__(self, kept: dict[Key, Tensor]) -> None:
+        super().__init__()
+        self._leader = kept
+        self.scores: dict[tuple[int, str], Tensor] = {}
+
+    def __call__(self, site: str, op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+        result = super().__call__(site, op, function, args, kwargs)
+        if op != "gate":
+            return result
+        scores_TX = self.scores[self.forward, site] = scores_of(args, kwargs)
+        ids_TK = self._leader[self.forward, site, "0"]
+        if math.isnan(shortfall(scores_TX, ids_TK)):  # no experts: a fault of the leader's
+            return result
+        weights = weights_of(ids_TK, args, kwargs)
+        self.kept[self.forward, site, "1"] = weights.clone()
+        return ids_TK, weights
+
+
 class _Same(_Own):
     """Also runs the reference op on the same inputs, in float64 and in the model's dtype."""
 
@@ -152,11 +181,15 @@ class _Same(_Own):
             if given[name] is None:  # a variant took it over
                 given[name] = self.weights[f"layers.{site.split('.')[0]}.moe.{name}"]
         exact, eager = (self._reference(op, args, given, dtype) for dtype in (torch.float64, None))
+        scores_TX = scores_of(args, kwargs) if op == "gate" else None
         result = super().__call__(site, op, function, args, kwargs)
         for name in exact:
-            key = (self.forward, site, name)
-            budget = budget_of(error_of(eager[name], exact[name]), self.dtype)
-            self.errors[key] = (error_of(self.kept[key], exact[name]), budget)
+            got = self.kept[self.forward, site, name]
+            if scores_TX is not None and is_choice(site, name):
+                error, allowed = (shortfall(scores_TX, ids) for ids in (got, eager[name]))
+            else:
+                error, allowed = error_of(got, exact[name]), error_of(eager[name], exact[name])
+            self.errors[self.forward, site, name] = (error, budget_of(allowed, self.dtype))
         return result
 
     def _reference(self, op: str, args: tuple, kwargs: dict, dtype) -> dict[str, Tensor]:
@@ -175,10 +208,6 @@ def compare(
     cpu = Target.named("cpu")
     name = str(dtype).removeprefix("torch.")
     weights = make_weights(problem, dtype, cpu.device)
-    exact, eager = _Own(), _Own()
-    wide = {key: w.double() for key, w in weights.items()}
-    run_forwards(problem, cpu, wide, torch.float64, exact)
-    run_forwards(problem, cpu, weights, dtype, eager)
     on_target = make_weights(problem, dtype, target.device)
     ours = _Same(on_target, dtype)
     found = Comparison(problem=problem.name, dtype=name, target=target.name)
@@ -187,18 +216,24 @@ def compare(
         if ops is None:
             found.tokens = engine_tokens(problem, target, on_target, dtype)
             found.want_tokens = engine_tokens(problem, cpu, weights, dtype)
-    for key, got in ours.kept.items():
+    exact, eager = _Following(ours.kept), _Following(ours.kept)
+    wide = {key: w.double() for key, w in weights.items()}
+    run_forwards(problem, cpu, wide, torch.float64, exact)
+    run_forwards(problem, cpu, weights, dtype, eager)
+    for key in ours.kept:
+        forward, site, output = key
+        if is_choice(site, output):
+            scores = exact.scores[forward, site]
+            own, allowed = (shortfall(scores, run.kept[key]) for run in (ours, eager))
+        else:
+            own, allowed = (error_of(run.kept[key], exact.kept[key]) for run in (ours, eager))
         same, same_budget = ours.errors[key]
         found.sites.append(
             Site(
-                forward=key[0],
-                site=key[1],
-                output=key[2],
-                own=error_of(got, exact.kept[key]),
-                own_budget=budget_of(error_of(eager.kept[key], exact.kept[key]), dtype),
-                same=same,
-                same_budget=same_budget,
+                forward=forward, site=site, output=output, own=own,
+                own_budget=budget_of(allowed, dtype), same=same, same_budget=same_budget,
             )
-        )
+        )  # fmt: skip
+    found.scores = exact.scores
     found.kept = ours.kept
     return found

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from inkling_rocm.parity.compare import Comparison, Key, error_of
 from inkling_rocm.parity.problems import Problem
+from inkling_rocm.parity.routing import is_choice, shortfall
 from inkling_rocm.parity.run import make_weights
 
 
@@ -38,17 +39,19 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far two targets are apart at one op output; the budget is the sum of theirs."""
+    """How far two targets are apart at one op output; the budget is the sum of theirs. `compared`
+    is False for what comes after a choice of experts that fell differently within its budget."""
 
     forward: int
     site: str
     output: str
     error: float
     budget: float
+    compared: bool = True
 
     @property
     def ok(self) -> bool:
-        return self.error <= self.budget
+        return not self.compared or self.error <= self.budget
 
 
 def weights_digest(problem: Problem) -> str:
@@ -118,16 +121,19 @@ def differences(comparison: Comparison, recording: Mapping[Key, Tensor]) -> list
     if ours != set(recording):
         odd = sorted(ours ^ set(recording))[:3]
         raise ValueError(f"the recording has other ops than this run, for example {odd}")
-    return [
-        Difference(
-            forward=s.forward,
-            site=s.site,
-            output=s.output,
-            error=error_of(
-                comparison.kept[s.forward, s.site, s.output],
-                recording[s.forward, s.site, s.output],
-            ),
-            budget=2 * s.own_budget,
-        )
-        for s in comparison.sites
-    ]
+    found, compared = [], True
+    for s in comparison.sites:
+        got, other = (kept[s.forward, s.site, s.output] for kept in (comparison.kept, recording))
+        if is_choice(s.site, s.output):
+            error = s.own + shortfall(comparison.scores[s.forward, s.site], other)
+        else:
+            error = error_of(got, other)
+        found.append(
+            Difference(
+                forward=s.forward, site=s.site, output=s.output, error=error,
+                budget=2 * s.own_budget, compared=compared,
+            )
+        )  # fmt: skip
+        if is_choice(s.site, s.output) and not torch.equal(got, other):
+            compared = False
+    return found

@@ -51,12 +51,15 @@ def _excess(error: float, budget: float) -> float:
 def difference_line(found: Sequence[Difference], equal_tokens: bool, device: str) -> str:
     """The output that is furthest apart and, if some are too far, the first of them: there the two
     targets part."""
-    worst = max(found, key=lambda d: _excess(d.error, d.budget))
+    compared = [d for d in found if d.compared]
+    worst = max(compared, key=lambda d: _excess(d.error, d.budget))
     first = next((d for d in found if not d.ok), None)
     verdict = "within budget" if first is None else f"EXCEEDED, first at {_where(first)}"
+    left_out = len(found) - len(compared)
+    parted = f"; {left_out} of {len(found)} outputs come after experts chosen within rounding"
     return (
         f"  beside {device}: worst {_where(worst)} {worst.error:.2g} of {worst.budget:.2g}, "
-        f"{verdict}; engine tokens equal: {equal_tokens}"
+        f"{verdict}{parted if left_out else ''}; engine tokens equal: {equal_tokens}"
     )
 
 

@@ -169,6 +169,30 @@ def test_wrong_arguments_are_named():
         emulated(draw_logits(3, 50), rows)
 
 
+@pytest.mark.parametrize("shape", ["neighbours", "one far above"])
+def test_heads_of_every_shape(shape):
+    """What sets how deep the list of a cut row reaches: ids of the head side by side, or a maximum
+    far from the rest."""
+    vocabulary = 5000
+    logits = {
+        "neighbours": -torch.arange(vocabulary).float().div(100).expand(6, -1).clone(),
+        "one far above": torch.randn(6, vocabulary),
+    }[shape]
+    if shape == "one far above":
+        logits[:, 4321] = 300.0
+    params = (
+        SamplingParams(top_p=0.9),
+        SamplingParams(top_k=300),
+        SamplingParams(top_k=4500, top_p=0.99),
+        SamplingParams(top_p=0.6, temperature=40.0),
+        SamplingParams(top_k=40, temperature=0.05),
+        SamplingParams(top_k=20, logit_bias={7: 3.0}),
+    )
+    rows = make_rows(6, vocabulary, params=params, masks=False)
+    want = sample(logits, rows, keep_logits=True)
+    assert emulated(logits, rows)[0] == want
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ["sm80", "sm90", "sm100"])
 def test_compiled_at_the_real_vocabulary(arch):

@@ -12,6 +12,7 @@ from inkling_rocm.parity.compare import Comparison, Site, compare, error_of
 from inkling_rocm.parity.problems import PROBLEMS
 from inkling_rocm.parity.recording import Recording, differences, file_name, load, save
 from inkling_rocm.parity.report import difference_line, parity, summary
+from inkling_rocm.parity.routing import scores_of, shortfall, weights_of
 from inkling_rocm.parity.run import Target, choose_ops
 from inkling_rocm.parity.watch import watched
 
@@ -82,6 +83,12 @@ def _weights_swapped(result, args, kwargs):
     return result[0], result[1].flip(-1)
 
 
+def _worst_expert(result, args, kwargs):
+    ids = result[0].clone()
+    ids[0, 0] = scores_of(args, kwargs)[0].argmin()
+    return ids, weights_of(ids, args, kwargs)
+
+
 def _ring_row_lost(result, args, kwargs):
     kwargs["ring"].state[1:, 0] = 0
     return result
@@ -103,6 +110,7 @@ def _nan(result, args, kwargs):
         ("1.attn.rel_attention", _scaled),
         ("0.attn.o_proj", _scaled),
         ("1.mlp.gate", _weights_swapped),
+        ("1.mlp.gate", _worst_expert),
         ("1.mlp.experts", _nan),
         ("0.mlp.residual_conv_norm", _ring_row_lost),
         ("1.attn.attention_prologue", _value_lost),
@@ -147,6 +155,27 @@ def test_a_planted_fault_is_located_among_triton_ops(name):
     assert f"EXCEEDED, first at {site} " in difference_line(differences(found, kept), False, "")
 
 
+def test_experts_chosen_within_rounding_are_followed():
+    """Two experts of equal scores: the recording took the other; what follows is left out. Of
+    different scores: a fault."""
+    problem = PROBLEMS["dense-moe"]
+    found = compare(problem, CPU, torch.float32)
+    forward, site = next(key for key in found.scores)
+    recorded = {key: t.clone() for key, t in found.kept.items()}
+    ids = recorded[forward, site, "0"]
+    ids[0] = ids[0].flip(-1)
+    later = [k for k in recorded if k[0] > forward or (k[0] == forward and k[1] == "1.mlp.experts")]
+    recorded[later[0]] *= 2
+    apart = differences(found, recorded)
+    assert [d.site for d in apart if not d.ok] == [site]
+    scores = found.scores[forward, site] = found.scores[forward, site].clone()
+    scores[0, ids[0].long()] = scores[0].max()
+    apart = differences(found, recorded)
+    assert all(d.ok for d in apart)
+    assert 0 < len([d for d in apart if not d.compared]) < len(apart)
+    assert "come after experts chosen within rounding" in difference_line(apart, True, "")
+
+
 def test_recordings_round_trip_and_are_of_their_weights(tmp_path):
     problem = PROBLEMS["grouped"]
     found = compare(problem, CPU, torch.float32)
@@ -176,6 +205,15 @@ def test_a_difference_beyond_the_budget_is_a_failure(tmp_path):
     assert failures == 1
     assert results[0]["beside"]["device"] == "elsewhere"
     assert any("1.attn.o_proj" in line and "EXCEEDED" in line for line in lines)
+
+
+def test_what_a_choice_gives_away():
+    scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1]])
+    assert shortfall(scores, torch.tensor([[1, 2], [0, 1]])) == 0
+    assert shortfall(scores, torch.tensor([[1, 0], [0, 1]])) == pytest.approx(0.4)
+    assert shortfall(scores, torch.tensor([[1, 1], [0, 1]])) == pytest.approx(0.4)
+    assert shortfall(scores, torch.tensor([[1, 3], [0, 1]])) != 0
+    assert shortfall(scores, torch.tensor([[1, 2]])) != 0
 
 
 def test_errors():
