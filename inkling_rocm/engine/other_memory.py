@@ -9,12 +9,14 @@ import torch
 
 from inkling_rocm.config import TextConfig
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.buckets import captured_prompts, captured_sizes
+from inkling_rocm.engine.buckets import SHORT_ROW, captured_prompts, captured_sizes
 
 GIB = 1 << 30
 # A graph of a few hundred kernels, with its copy on the device: measured per kernel, rounded up.
 NODE_BYTES = 32 << 10
 NODES_A_LAYER, NODES_A_STEP = 10, 24
+# Of ops/rel_attention_triton.py and triton_attn, which import Triton.
+SPLIT_PARTS, RAGGED_SPLIT_BYTES = 128, 1 << 29
 # torch's allocator keeps blocks that fit no later request.
 SLACK = 1.25
 
@@ -25,7 +27,8 @@ class OtherMemory:
 
     Attributes:
         token_counts: of penalised sequences. draft_logits: what drafts were drawn from, for
-            rejection sampling; both exact.
+            rejection sampling; split_keys: attention that is split along the keys, of the largest
+            batch; all exact.
         forward: temporaries of the largest forward and its logits; graphs: of the largest captured
             one, and the graphs themselves; both estimated from shapes. 0 on a CPU, whose free
             memory the default share leaves mostly alone.
@@ -33,13 +36,14 @@ class OtherMemory:
 
     token_counts: int = 0
     draft_logits: int = 0
+    split_keys: int = 0
     forward: int = 0
     graphs: int = 0
 
     @property
     def kept(self) -> int:
         """Allocated once, like pages and rings."""
-        return self.token_counts + self.draft_logits
+        return self.token_counts + self.draft_logits + self.split_keys
 
     @property
     def total(self) -> int:
@@ -90,9 +94,30 @@ def other_memory(
     return OtherMemory(
         token_counts=slots * vocabulary * 2,
         draft_logits=draft_logits,
+        split_keys=split_bytes(text, max_running, draft_depths, drafts),
         forward=int(forward * SLACK),
         graphs=int(graphs * SLACK),
     )
+
+
+def split_bytes(text: TextConfig, requests: int, draft_depths: int, drafts: int) -> int:
+    """What ops/rel_attention_triton.py keeps for rows of a few tokens: decode, verification and the
+    window of draft blocks, or the largest ragged batch that it splits."""
+    heads, head_dim = 0, 0
+    for layer in range(text.num_layers):
+        attention = text.attention(layer)
+        heads = max(heads, attention.num_heads)
+        head_dim = max(head_dim, _power_of_two(attention.head_dim))
+    each = 4 * heads * SPLIT_PARTS * (head_dim + 2)  # of a token
+    rows = _power_of_two(requests)
+    uniform = rows * _power_of_two(max(1 + drafts, 2 * draft_depths)) * each
+    ragged = [n * rows * each for n in (2, 4, 8, SHORT_ROW)]
+    return max(uniform, *(min(size, RAGGED_SPLIT_BYTES) for size in ragged))
+
+
+def _power_of_two(n: int) -> int:
+    """The next one."""
+    return 1 << (n - 1).bit_length()
 
 
 def forward_bytes(text: TextConfig, args: EngineArgs, tokens: int, size: int) -> int:

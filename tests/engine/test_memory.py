@@ -8,9 +8,11 @@ import torch
 from inkling_rocm.config import load_config
 from inkling_rocm.engine import Engine, load, memory
 from inkling_rocm.engine import engine as engine_module
+from inkling_rocm.engine import other_memory as other_memory_module
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.memory import GIB, build_pools, free_bytes, plan_memory
 from inkling_rocm.engine.other_memory import other_memory
+from inkling_rocm.model.layer import rank_text
 from tests.engine.tiny import VOCAB, tiny_config, tiny_engine, tiny_mtp_config
 
 CPU = torch.device("cpu")
@@ -155,6 +157,19 @@ def test_what_is_kept_beside_the_pools_is_counted_exactly():
     assert other.token_counts == sampler.counts.nbytes
     assert other.draft_logits == logits.nbytes
     assert other_of(text, EngineArgs(model_path="x")).draft_logits == 0
+
+
+def test_split_keys_are_what_attention_takes(small_config_path):
+    pytest.importorskip("triton")
+    from inkling_rocm.ops import rel_attention_triton as op
+
+    text = load_config(small_config_path).text
+    for heads in (text, rank_text(text, 8)):
+        for running, depths, tokens in ((256, 0, 1), (200, 3, 8), (7, 1, 2)):
+            sizes = op._workspace_sizes(256 if running > 8 else 8, tokens, heads.global_attention)
+            ragged = op._workspace_sizes(256 if running > 8 else 8, 16, heads.global_attention)
+            most = max(4 * sizes["partial"], min(4 * ragged["partial"], op.RAGGED_SPLIT_BYTES))
+            assert other_memory_module.split_bytes(heads, running, depths, depths) == most
 
 
 def other_of(text, args, *, draft_depths=0, max_running=3, chunk=64):
