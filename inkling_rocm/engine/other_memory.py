@@ -17,6 +17,7 @@ NODE_BYTES = 32 << 10
 NODES_A_LAYER, NODES_A_STEP = 10, 24
 # Of ops/rel_attention_triton.py and triton_attn, which import Triton.
 SPLIT_PARTS, RAGGED_SPLIT_BYTES = 128, 1 << 29
+BIAS_BLOCK, BIAS_BYTES = 128, 160 << 20
 # torch's allocator keeps blocks that fit no later request.
 SLACK = 1.25
 
@@ -79,7 +80,7 @@ def other_memory(
     size = dtype.itemsize
     verified = max_running * (1 + drafts)
     forward = forward_bytes(text, args, chunk + verified, size)
-    forward += logit_bytes(text, args, verified, size)
+    forward += logit_bytes(text, args, verified, size) + bias_bytes(text, chunk, max_running, size)
     graphs = 0
     if not (args.disable_cuda_graph or block_drafts):  # a draft model of its own has none
         sizes = captured_sizes(args, max_running)
@@ -118,6 +119,15 @@ def split_bytes(text: TextConfig, requests: int, draft_depths: int, drafts: int)
 def _power_of_two(n: int) -> int:
     """The next one."""
     return 1 << (n - 1).bit_length()
+
+
+def bias_bytes(text: TextConfig, chunk: int, rows: int, size: int) -> int:
+    """Rows of the relative bias that a prompt's attention has at a time."""
+    widest = max(
+        (attention.num_heads * (attention.extent + BIAS_BLOCK))
+        for attention in map(text.attention, range(text.num_layers))
+    )
+    return min((chunk + BIAS_BLOCK * rows) * widest * size, BIAS_BYTES)
 
 
 def forward_bytes(text: TextConfig, args: EngineArgs, tokens: int, size: int) -> int:
