@@ -26,6 +26,7 @@ from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.load import EngineParts, check_ranks, load_parts
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats, NoMetrics
 from inkling_rocm.engine.prefix_cache.open_tiers import check_storage, open_tiers
+from inkling_rocm.engine.ranks import RankLost, Ranks
 from inkling_rocm.engine.request import RequestError, SamplingParams
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request
@@ -33,7 +34,7 @@ from inkling_rocm.engine.sequence import Sequence as Continuation
 from inkling_rocm.engine.sglang_form import Generation
 from inkling_rocm.engine.speculative.adaptive import AdaptiveSteps
 from inkling_rocm.engine.speculative.stats import SpeculationStats
-from inkling_rocm.engine.tensor_parallel import RankLost, Ranks, TensorParallelExecutor
+from inkling_rocm.engine.tensor_parallel import TensorParallelExecutor
 from inkling_rocm.engine.validate import check_request
 from inkling_rocm.host import SingleRank
 from inkling_rocm.host.comm import RankSlice

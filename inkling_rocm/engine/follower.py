@@ -1,5 +1,5 @@
 """A tensor-parallel rank other than 0: `python -m inkling_rocm.engine.follower`, started by
-tensor_parallel.Ranks.
+ranks.Ranks.
 
 Messages come pickled through stdin: Start, MemoryPlan, then one StepInput a step. Its end means
 that rank 0 is gone or done. stdout carries Ready, or Failed as the last words; everything else that
@@ -20,7 +20,9 @@ from typing import Any, BinaryIO
 from inkling_rocm.engine.build import build_executor
 from inkling_rocm.engine.load import load_parts
 from inkling_rocm.engine.memory import free_bytes
-from inkling_rocm.engine.tensor_parallel import Failed, Ready, ToldSampler, connect
+from inkling_rocm.engine.ranks import Failed, Ready
+from inkling_rocm.engine.shared_sampler import ToldSampler
+from inkling_rocm.host.comm import connect
 
 
 def main() -> None:

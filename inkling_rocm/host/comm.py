@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -51,3 +54,20 @@ class TorchComm:
         """Rank 0's values for everyone, in place."""
         dist.broadcast(x, 0)
         return x
+
+
+def connect(rank: int, size: int, port: int, device: torch.device, seconds: int) -> TorchComm:
+    """Join the group of all ranks on this machine."""
+    on_gpu = device.type == "cuda"
+    # NCCL's watchdog would end this whole process, a server's included, when a rank is lost; Ranks
+    # notices that itself and ends the engine alone.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+        device_id=device if on_gpu else None,
+    )
+    return TorchComm()

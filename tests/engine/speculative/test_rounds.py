@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from inkling_rocm.engine import SamplingParams
+from inkling_rocm.engine.shared_sampler import SharedSampler, ToldSampler
 from inkling_rocm.engine.speculative import round_runner
-from inkling_rocm.engine.tensor_parallel import SharedSampler, ToldSampler
 from inkling_rocm.engine.token_sampler import TorchSampler
 from tests.engine.history_model import add_request, assert_empty, run_to_end
 from tests.engine.speculative.rounds import DraftErrors, Rounds
