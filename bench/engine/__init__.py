@@ -1,1 +1,1 @@
-"""Rows of the whole engine (`inkling-rocm bench layer|serving`, bench.engine_gpu) and their tables."""
+"""Rows of the whole engine (`inkling-rocm bench`, bench.engine_gpu) and their tables."""

@@ -1,6 +1,6 @@
 """Takes rows of `inkling-rocm bench` and bench.engine_gpu into bench/results.
 
-    python -m bench.engine.keep ROWS.jsonl --commit 1a2b3c4 --gate "tests/engine/test_gpu.py: 32 passed"
+    python -m bench.engine.keep ROWS.jsonl --commit 1a2b3c4 --gate "test_gpu.py: 32 passed"
 
 The command line knows nothing of a checkout: the commit it ran from and the correctness check that
 came before are added here.

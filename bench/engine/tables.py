@@ -13,7 +13,7 @@ def _evidence(row: dict) -> str:
 def layers(rows: list[dict]) -> str:
     """Time of a layer beside its floor."""
     lines = [
-        "| one rank of TP8, mean of the layers | us a layer | floor, us | ratio | timed | evidence |",
+        "| one rank of TP8, mean of layers | us a layer | floor, us | ratio | timed | evidence |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:

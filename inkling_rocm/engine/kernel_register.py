@@ -1,4 +1,4 @@
-"""Sampling and lm_head in the kernel register: the cases that prove each tuning row.
+"""Sampling, linear and lm_head in the kernel register: the cases that prove each tuning row.
 
 Beside the engine, because the torch sampler is the reference of the sampling kernels.
 """
@@ -15,6 +15,8 @@ from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.engine.sampler import SampleRow, sample
 from inkling_rocm.engine.speculative.verification_register import ENTRIES as VERIFICATION_ENTRIES
+from inkling_rocm.kernels.linear import linear
+from inkling_rocm.kernels.linear_tuning import TILES, VECTOR
 from inkling_rocm.kernels.lm_head import local_logits
 from inkling_rocm.kernels.lm_head_tuning import LM_HEAD
 from inkling_rocm.kernels.sampling import sample_rows
@@ -90,6 +92,24 @@ def _head_cases(arch: str, row: TuningRow) -> Iterable[Case]:
     yield Case(name="past a tile in every direction", run=partial(_head, arch, row))
 
 
+def _linear(arch: str, row: TuningRow, device: torch.device) -> list[Outcome]:
+    generator = torch.Generator().manual_seed(5)
+    dtype = torch.float32 if row.when["bits"] == 32 else torch.bfloat16
+    block_n, block_k = int(row.constexprs["BLOCK_N"]), int(row.constexprs["BLOCK_K"])
+    tokens = max(int(row.constexprs.get("BLOCK_M", 4)) - 3, 1)
+    columns, depth = block_n + 5, 2 * block_k + 16
+    x = torch.randn(tokens, depth, generator=generator).to(device, dtype)
+    w = (torch.randn(columns, depth, generator=generator) / 8).to(device, dtype)
+    out = torch.full((tokens, columns), float("nan"), device=device, dtype=dtype)
+    linear(x, w, arch=arch, row=row, out=out)
+    eager = torch.nn.functional.linear(x, w)
+    return [Outcome(name="y", out=out, reference=x.double() @ w.double().t(), eager=eager)]
+
+
+def _linear_cases(arch: str, row: TuningRow) -> Iterable[Case]:
+    yield Case(name="past a tile in every direction", run=partial(_linear, arch, row))
+
+
 _KERNELS = (
     (SCAN, "inkling_rocm.kernels.sampling_kernels:_scan_kernel"),
     (BOUND, "inkling_rocm.kernels.sampling_kernels:_bound_kernel"),
@@ -116,6 +136,15 @@ ENTRIES = (
             kernels=("inkling_rocm.kernels.lm_head:_lm_head_kernel",),
             table=LM_HEAD,
             cases=_head_cases,
+        )
+    ),
+    *(
+        register(
+            KernelEntry(name=table.kernel, kernels=(kernel,), table=table, cases=_linear_cases)
+        )
+        for table, kernel in (
+            (VECTOR, "inkling_rocm.kernels.linear:_linear_vector_kernel"),
+            (TILES, "inkling_rocm.kernels.lm_head:_lm_head_kernel"),
         )
     ),
     *VERIFICATION_ENTRIES,

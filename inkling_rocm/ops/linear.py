@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from inkling_rocm.ops import triton_support
 from inkling_rocm.ops.registry import Variant
 
 
@@ -15,4 +16,12 @@ def linear(x_TN: Tensor, weight_MN: Tensor) -> Tensor:
     return F.linear(x_TN, weight_MN)
 
 
-VARIANTS = (Variant(name="torch", function="inkling_rocm.ops.linear:linear"),)
+VARIANTS = (
+    Variant(
+        name="triton",
+        function="inkling_rocm.kernels.linear:make_linear",
+        per_engine=True,
+        supports=triton_support.layer,
+    ),
+    Variant(name="torch", function="inkling_rocm.ops.linear:linear"),
+)

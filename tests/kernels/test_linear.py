@@ -1,0 +1,74 @@
+"""linear of few tokens in Triton: emulated against float64, and on a GPU at the layers' sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gcn_emulator.triton_driver import emulate
+from inkling_rocm.kernels.linear import MAX_TOKENS, linear, make_linear
+from inkling_rocm.ops.registry import OpContext
+from kernel_base.arch import arch_of_device
+
+
+def problem(tokens, columns, depth, dtype, device="cpu"):
+    x = torch.randn(tokens, depth + 8, device=device).to(dtype)[:, :depth]  # rows of another pitch
+    w = (torch.randn(columns, depth, device=device) * depth**-0.5).to(dtype)
+    return x, w
+
+
+def run(x, w, arch):
+    out = torch.full((len(x), len(w)), float("nan"), device=x.device, dtype=x.dtype)
+    return linear(x, w, arch=arch, out=out)
+
+
+def within_budget(got, x, w):
+    exact = x.double() @ w.double().t()
+    eager = torch.nn.functional.linear(x, w).double()
+    error, allowed = (got.double() - exact).norm(), 2 * (eager - exact).norm()
+    # One chain of additions where a library may add a tree.
+    chain = torch.finfo(torch.float32).eps * x.shape[1] ** 0.5
+    return bool(error <= allowed + max(torch.finfo(x.dtype).eps / 4, chain) * exact.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 33])
+def test_against_float64(arch, tokens, dtype):
+    x, w = problem(tokens, 61, 600, dtype)
+    with emulate(arch):
+        got = run(x, w, arch)
+    assert not torch.isnan(got).any()
+    assert within_budget(got, x, w)
+
+
+def test_the_budget_sees_a_dropped_column():
+    x, w = problem(3, 40, 64, torch.bfloat16)
+    dropped = w.clone()
+    dropped[:, 5] = 0
+    with emulate("gfx942"):
+        assert not within_budget(run(x, dropped, "gfx942"), x, w)
+
+
+def test_wrong_arguments_are_named():
+    x, w = problem(2, 40, 64, torch.float32)
+    with pytest.raises(ValueError, match="do not fit"):
+        linear(x, w[:, :32], arch="gfx942")
+    with pytest.raises(ValueError, match="at most"):
+        linear(torch.zeros(MAX_TOKENS + 1, 64), w, arch="gfx942")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("tokens", [1, 2, 16, 17, 33, 64, 65])
+@pytest.mark.parametrize(("columns", "depth"), [(1664, 6144), (6144, 1024), (4096, 4096)])
+def test_sizes_of_the_layers(columns, depth, tokens, dtype):
+    device = torch.device("cuda")
+    arch = arch_of_device(device)
+    x, w = problem(tokens, columns, depth, dtype, device)
+    op = make_linear(OpContext(config=None, arch=arch, dtype="", tp_size=1))
+    got = op(x, w)
+    assert within_budget(got, x, w)
+    assert torch.equal(got, op(x, w))
