@@ -189,21 +189,27 @@ class DeviceSampler:
         """Arrays to the device in one copy."""
         if self.device.type == "cpu":
             return [torch.from_numpy(a) for a in arrays]
-        size = sum(a.nbytes for a in arrays)
+        spans = _spans([a.nbytes for a in arrays])
         # Pinned memory of torch's cache is not handed out again before the copy has read it.
-        staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        flat, at, spans = staged.numpy(), 0, {}
-        # Wide items first: so each array starts at a multiple of its item's size.
-        for i in sorted(range(len(arrays)), key=lambda i: -arrays[i].itemsize):
-            a = arrays[i]
-            flat[at : at + a.nbytes] = a.reshape(-1).view(np.uint8)
-            spans[i] = (at, at + a.nbytes)
-            at += a.nbytes
+        staged = torch.empty(spans[-1].stop, dtype=torch.uint8, pin_memory=True)
+        flat = staged.numpy()
+        for a, span in zip(arrays, spans, strict=True):
+            flat[span] = a.reshape(-1).view(np.uint8)
         moved = staged.to(self.device, non_blocking=True)
         return [
-            moved[slice(*spans[i])].view(torch.from_numpy(a[:0].reshape(-1)).dtype).view(a.shape)
-            for i, a in enumerate(arrays)
+            moved[span].view(torch.from_numpy(a[:0].reshape(-1)).dtype).view(a.shape)
+            for a, span in zip(arrays, spans, strict=True)
         ]
+
+
+def _spans(sizes: Sequence[int]) -> list[slice]:
+    """Where arrays of so many bytes lie in one buffer. Each begins at a multiple of 16: Triton
+    compiles a kernel again for every pattern of aligned and unaligned arguments."""
+    spans, at = [], 0
+    for size in sizes:
+        spans.append(slice(at, at + size))
+        at += -(-size // 16) * 16
+    return spans
 
 
 def _packed(allowed: NDArray, vocabulary: int) -> NDArray:

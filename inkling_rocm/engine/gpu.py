@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Their torch references ask the device for sizes, which a graph cannot record.
 CAPTURED_OPS = ("attention_prologue", "rel_attention", "residual_conv_norm", "gate", "experts")
-WARM_UP_TOKENS = (1, 2, 16, 64, 256)
+# Kernels are chosen by numbers of tokens: powers of two and what is half way between them find all.
+WARM_UP_TOKENS = (1, *(step << n for n in range(20) for step in (2, 3)))
 
 
 def make_sampler(parts: EngineParts, plan: MemoryPlan) -> TokenSampler:

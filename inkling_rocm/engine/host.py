@@ -66,6 +66,18 @@ class _Buffer:
     def view(self, shape: tuple[int, ...], size: int) -> Tensor:
         return self._device[:size].view(shape)
 
+    def rows(self, pitch: int, shape: tuple[int, int]) -> Tensor:
+        """The beginnings of the first rows of a table of this pitch: Triton compiles kernels again
+        for another stride, so page tables keep theirs."""
+        return self._device.view(-1, pitch)[: shape[0], : shape[1]]
+
+    def store_rows(self, pitch: int, values: NDArray) -> None:
+        target = self.rows(pitch, values.shape)
+        if self._host is not None:
+            target.numpy()[...] = values
+        else:
+            target.copy_(upload(values, target.device))
+
 
 class EmbeddedHost:
     """Host of one forward after `prepare`.
@@ -112,7 +124,8 @@ class EmbeddedHost:
         self._cu_seqlens = int32(max_rows + 1)
         self._q_start, self._kv_len = int32(max_rows), int32(max_rows)
         self._conv_slot, self._history = int32(max_rows), int32(max_rows)
-        self._snapshots = int32(2 * max_rows)
+        # Each has its own memory: Triton compiles kernels again for arguments that are not aligned.
+        self._snapshots = int32(max_rows), int32(max_rows)
         self._tables = [int32(max_rows * pool.table.shape[1]) for pool in pools]
         self._first_page = [int32(max_rows) for _ in pools]
         self._slots = [int64(max_tokens) for _ in pools]
@@ -173,9 +186,10 @@ class EmbeddedHost:
             token_row=self._token_row.put(token_row),
         )
         if snapshots is not None:
-            kept = np.zeros((2, rows), np.int32)
-            kept[:, : len(snapshots)] = snapshots.T
-            self._snapshots.store(kept)
+            for buffer, values in zip(self._snapshots, snapshots.T, strict=True):
+                kept = np.zeros(rows, np.int32)
+                kept[: len(snapshots)] = values
+                buffer.store(kept)
         self._conv_slot.store(slots)
         self._history.store(np.minimum(q_start, self.taps - 1))
         shape = [rows, tokens]
@@ -183,7 +197,7 @@ class EmbeddedHost:
         for index, pool in enumerate(self.pools):
             table = pool.batch_table(slots)
             shape.append(table.shape[1])
-            self._tables[index].store(table)
+            self._tables[index].store_rows(pool.table.shape[1], table)
             self._first_page[index].store(pool.first[slots])
             # Padding rows have sequence slot 0, whose page table is all sink; their offset in the
             # page must go too.
@@ -225,9 +239,7 @@ class EmbeddedHost:
         shared: list[dict[str, Any]] = [
             {
                 "page_size": pool.page_size,
-                "page_table": self._tables[index].view(
-                    (rows, columns[index]), rows * columns[index]
-                ),
+                "page_table": self._tables[index].rows(pool.table.shape[1], (rows, columns[index])),
                 "first_page": self._first_page[index].view((rows,), rows),
                 "slot": self._slots[index].view((tokens,), tokens),
                 "window": pool.window,
@@ -241,8 +253,8 @@ class EmbeddedHost:
             "history": self._history.view((rows,), rows),
         }
         if snapshots:
-            kept = self._snapshots.view((2, rows), 2 * rows)
-            ring |= {"snapshot_slot": kept[0], "snapshot_position": kept[1]}
+            slot, position = (buffer.view((rows,), rows) for buffer in self._snapshots)
+            ring |= {"snapshot_slot": slot, "snapshot_position": position}
         conv_views = {
             (layer, stream): ConvStateView(state=self.rings.state(layer, stream), **ring)
             for layer in range(self.num_layers)

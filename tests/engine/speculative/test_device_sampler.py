@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from gcn_emulator.triton_driver import emulate
 from inkling_rocm.engine import SamplingParams, build
-from inkling_rocm.engine.device_sampler import DeviceSampler
+from inkling_rocm.engine.device_sampler import DeviceSampler, _spans
 from inkling_rocm.engine.token_sampler import DeviceTokenSampler
 from tests.engine.speculative.test_mtp import CONFIG, prompt_of, tokens_of
 from tests.engine.speculative.truth import TruthfulSampler
@@ -50,3 +50,9 @@ def test_tokens_of_the_torch_sampler(monkeypatch, rejection):
     monkeypatch.setattr(build, "make_sampler", device_sampler)
     with emulate("gfx942"):
         assert outputs(rejection=rejection) == (want, accepted)
+
+
+def test_arrays_of_one_copy_are_aligned():
+    """A kernel is compiled again for every pattern of aligned and unaligned arguments."""
+    spans = _spans([8, 0, 20, 16])
+    assert [(s.start, s.stop) for s in spans] == [(0, 8), (16, 16), (16, 36), (48, 64)]

@@ -1,0 +1,105 @@
+"""Time launch configurations of linear on this GPU, beside torch's product.
+
+    python -m bench.linear_tune --out tuning.jsonl
+
+Shapes are a layer's products on one rank of eight of the large model. Weights rotate, so that none
+comes from the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+import triton
+from torch import Tensor
+
+from bench.moe.timing import time_calls
+from bench.rows import result_row
+from inkling_rocm.kernels.linear import linear
+from kernel_base.arch import arch_of_device
+from kernel_base.tuning import TuningRow
+
+SHAPES = ((1664, 6144), (6144, 1024))
+COPY_RATE = 4.3e12  # bytes/s
+WEIGHT_SETS = 12
+
+
+def vector_configs(depth: int) -> Iterator[tuple[dict, dict]]:
+    for n, k, warps in product((2, 4, 8, 16, 32), (512, 1024, 2048), (4, 8)):
+        if k <= depth and 16 <= n * k // (32 * warps) <= 128:
+            yield {"BLOCK_N": n, "BLOCK_K": k}, {"num_warps": warps}
+
+
+def tile_configs(tokens: int) -> Iterator[tuple[dict, dict]]:
+    m = max(triton.next_power_of_2(tokens), 16)
+    for n, k, warps, stages in product((16, 32), (128, 256, 512), (2, 4), (3, 4)):
+        shared = stages * 2 * k * (m + n)
+        if 32 * 1024 <= shared <= 200 * 1024:
+            yield (
+                {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k},
+                {"num_warps": warps, "num_stages": stages},
+            )
+
+
+def candidates(arch: str, depth: int, tokens: int) -> Iterator[TuningRow | None]:
+    """None stands for torch."""
+    yield None
+    for constexprs, options in vector_configs(depth) if tokens == 1 else tile_configs(tokens):
+        yield TuningRow(
+            arch=arch, constexprs=constexprs, options=options, evidence="guess", source="candidate"
+        )
+
+
+def product_of(x: Tensor, w: Tensor, arch: str, row: TuningRow | None) -> Tensor:
+    return torch.nn.functional.linear(x, w) if row is None else linear(x, w, arch=arch, row=row)
+
+
+def tune(tokens: list[int], out: str | None) -> None:
+    """Append a row for each configuration, and one for torch, to the file `out`; None = only
+    compile, which several processes may do at once."""
+    arch, device = arch_of_device("cuda:0").name, torch.cuda.get_device_name()
+    for (columns, depth), count in product(SHAPES, tokens):
+        shape = (WEIGHT_SETS, columns, depth)
+        weights = torch.randn(shape, device="cuda", dtype=torch.bfloat16) / depth**0.5
+        x = torch.randn(count, depth, device="cuda", dtype=torch.bfloat16)
+        exact = x.double() @ weights[0].double().t()
+        floor = columns * depth * 2 / COPY_RATE * 1e6
+        for row in candidates(arch, depth, count):
+            how = {} if row is None else row.launch_kwargs()
+            try:
+                got = product_of(x, weights[0], arch, row)
+                if out is None:
+                    continue
+                times = time_calls(
+                    lambda i, x=x, weights=weights, row=row: product_of(x, weights[i], arch, row),
+                    WEIGHT_SETS,
+                )
+            except (triton.CompilationError, triton.OutOfResources, RuntimeError) as fault:
+                print(columns, depth, count, how, type(fault).__name__, flush=True)
+                continue
+            error = float((got.double() - exact).norm() / exact.norm())
+            line = result_row(
+                "linear", f"T={count} [{columns}, {depth}]", device=device, arch=arch,
+                gate="pass" if error < 4e-3 else f"relative error {error:.1e}",
+                evidence="measured", variant="triton" if how else "torch",
+                floor_us=round(floor, 2), **how, **times,
+            )  # fmt: skip
+            with open(out, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(
+                f"{line['case']:22} {line['gate']} {times['p50_us']:7.2f} us, floor {floor:.2f} "
+                f"{how or 'torch'}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", help="where rows go; without it everything is only compiled")
+    parser.add_argument("--tokens", default="1,8,32,64")
+    options = parser.parse_args()
+    tune([int(n) for n in options.tokens.split(",")], options.out)
