@@ -143,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", required=True, help="folder with a config.json")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--override", help="of config.json, instead of --layers")
     parser.add_argument("--batches", default="1,8,32,128")
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=60)
@@ -156,7 +157,8 @@ def main() -> None:
         model_path=options.config,
         load_format="dummy",
         skip_tokenizer_init=True,
-        json_model_override_args=json.dumps({"num_hidden_layers": options.layers}),
+        json_model_override_args=options.override
+        or json.dumps({"num_hidden_layers": options.layers}),
         max_running_requests=max(batches),
         cuda_graph_bs=tuple(batches),
         context_length=options.context_length,
@@ -169,7 +171,8 @@ def main() -> None:
         for batch in batches:
             row = measure(engine, batch, options.prompt, options.steps)
             row |= {"graphs": not options.disable_cuda_graph}
-            row |= {"ahead": not options.disable_overlap_schedule, "layers": options.layers}
+            layers = engine.config.text.num_layers
+            row |= {"ahead": not options.disable_overlap_schedule, "layers": layers}
             row |= {"model": options.config, **machine(choose_device(None))}
             print(json.dumps(row), flush=True)
             if options.output_file is not None:
