@@ -58,12 +58,12 @@ def test_tiny_model_emulated(oracle_pair):
     assert launched["_ring_tail_kernel"] == 3 * layers * 2  # not in decode
     assert launched["_prefill_kernel"] == layers
     assert launched["_decode_kernel"] == 2 * layers
-    # A decode step: embedding, first norm, head, and a dense and two MoE layers, each with two
-    # matrix products of torch beside these.
+    # A decode step: embedding, first norm, head, and a dense and two MoE layers.
     last = len(names) - names[::-1].index("_embed_kernel") - 1
     decode = Counter(names[last + 2 : -1])
     moe = decode["_router_kernel"] + decode["_select_kernel"]
-    assert decode.total() == 6 * layers + moe
+    assert decode["_linear_vector_kernel"] == 2 * layers
+    assert decode.total() == 8 * layers + moe
     assert moe == 2
 
 
