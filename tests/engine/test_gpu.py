@@ -1,5 +1,6 @@
 """The engine on a GPU (graphs, kernels, one step ahead) gives what the CPU reference gives."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,30 @@ def test_settings_change_nothing(settings):
     with engine_on(GPU, **settings) as engine:
         assert outputs(engine, prompts, params) == wanted
         assert (engine.stats().preemptions > 0) == (settings.get("max_total_tokens") == 80)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_traffic(seed):
+    """Prompts and outputs of all lengths, drawn and greedy, several continuations, too few pages:
+    chunks, batches, padding, preemptions and prefix hits fall as they may."""
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(150) for _ in range(draw.randint(1, 60))] for _ in range(48)]
+    prompts += [[*prompt, 7, 8] for prompt in draw.sample(prompts, 12)]
+    params = [
+        {
+            "max_new_tokens": draw.randint(1, 40),
+            "temperature": draw.choice((0.0, 0.0, 1.0)),
+            "sampling_seed": draw.randrange(1000),
+            "n": draw.choice((1, 1, 1, 2)),
+        }
+        for _ in prompts
+    ]
+    settings = {"max_total_tokens": 192, "chunked_prefill_size": draw.choice((5, 16, 40))}
+    settings |= {"page_size": draw.choice((1, 16)), "check_invariants": False}
+    with engine_on(CPU, seed=seed, **settings) as engine:
+        wanted = outputs(engine, prompts, params)
+    with engine_on(GPU, seed=seed, **settings) as engine:
+        assert outputs(engine, prompts, params) == wanted
 
 
 def test_runs_are_bitwise_reproducible():
