@@ -100,6 +100,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--acceptances", type=numbers, default=[0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
     )
     parser.add_argument("--prompt", type=int, default=1024, help="tokens")
+    parser.add_argument("--context", type=int, help="tokens; default: what --rounds may need")
     parser.add_argument("--rounds", type=int, default=100, help="timed ones")
     parser.add_argument("--device", default=None)
     parser.add_argument("--tiny", action="store_true", help="a tiny model instead")
@@ -113,8 +114,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def engine_args(options: argparse.Namespace, steps: int) -> EngineArgs:
     """Of an engine with that many draft steps; 0 = without speculation."""
     rounds = SKIP + max(options.rounds, PROFILED)
-    # Of the most steps, so that kernels and their splits of the keys are the same for all.
     longest = max(most_tokens(rounds, max(options.batches), max(options.steps)), GATE_TOKENS)
+    # A page more than is used: the scheduler admits a sequence only if each has one to spare. The
+    # same for all steps, so that their kernels and splits of the keys are.
+    context = options.prompt + longest + 2 * EngineArgs.page_size
     return EngineArgs(
         model_path=options.config,
         load_format="dummy",
@@ -124,8 +127,7 @@ def engine_args(options: argparse.Namespace, steps: int) -> EngineArgs:
         json_model_override_args=options.override,
         max_running_requests=max(options.batches),
         cuda_graph_bs=tuple(options.batches),
-        # A page more than is used: the scheduler admits a sequence only if each has one to spare.
-        context_length=options.prompt + longest + 2 * EngineArgs.page_size,
+        context_length=options.context or context,
         speculative_algorithm="EAGLE" if steps else None,
         speculative_num_steps=steps or None,
     )
