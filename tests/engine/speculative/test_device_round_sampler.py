@@ -29,7 +29,7 @@ PARAMS = (
 
 def step_of(params) -> StepInput:
     rows = [SampleRow(p, p.seed or 0, -1, LogitEdits(p, (), ())) for p in params]
-    return SimpleNamespace(samples=tuple(rows))
+    return SimpleNamespace(samples=tuple(rows), round=object())
 
 
 def specified(step, positions, logits, drafts, stash, draft_logits, *, rejection):
