@@ -251,8 +251,9 @@ def experts_by_choice(
             f"{second.constexprs['BLOCK_M']} in the down row; wanted one: one sort serves both"
         )
     order = sort_choices(
-        topk_ids, num_experts=X, block_m=block_m, first_expert=first_expert, arch=arch
-    )
+        topk_ids, num_experts=X, block_m=block_m, first_expert=first_expert,
+        by_size=c.get("VARIANT") == "hopper", arch=arch,
+    )  # fmt: skip
     blocks = order.block_expert.numel()
     all_blocks = blocks + S * triton.cdiv(T, block_m)
     act = torch.empty(choices + S * T, I, dtype=x.dtype, device=x.device)

@@ -34,6 +34,8 @@ _bulk_load = getattr(tma, "async_load", tma.async_copy_global_to_shared)
 _row_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
 
 BLOCK_M, BLOCK_N, BLOCK_K = 256, 128, 64
+# Arguments whose value must not make another kernel: every new batch size would be compiled.
+COUNTS = ("tokens", "choices", "blocks", "all_blocks", "stride_gamma")
 # Bytes that the bulk copies of one stage bring: two half tiles of weights, and for the down product
 # 64-row tiles.
 WEIGHT_BYTES = gl.constexpr(BLOCK_N * BLOCK_K * 2)
@@ -52,7 +54,7 @@ def _tile(
     index = turn * gl.num_programs(0) + gl.program_id(0)
     inside = index < all_blocks * blocks_n
     block = gl.where(inside, index // blocks_n, 0)
-    at = gl.minimum(block, blocks - 1)
+    at = gl.maximum(gl.minimum(block, blocks - 1), 0)
     expert = gl.load(block_expert_ptr + at)
     row0 = gl.load(block_begin_ptr + at)
     end = gl.load(block_end_ptr + at)
@@ -102,9 +104,11 @@ def _produce(
     width_n: gl.constexpr = half if UP else BLOCK_N
     blocks_n = gl.cdiv(columns, width_n)
     count = 0
+    following = _tile(0, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M)
     for turn in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
-        block_n, expert, row0, rows = _tile(
-            turn, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+        block_n, expert, row0, rows = following
+        following = _tile(
+            turn + 1, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
         )
         if rows > 0:
             groups = gl.cdiv(rows, 64)
@@ -170,6 +174,14 @@ def _produce(
 
 
 @gluon.jit
+def _gate_and_up(acc):
+    """The two halves of a gate/up tile's columns."""
+    rows: gl.constexpr = acc.shape[0]
+    half: gl.constexpr = acc.shape[1] // 2
+    return gl.split(gl.permute(gl.reshape(acc, [rows, 2, half]), (0, 2, 1)))
+
+
+@gluon.jit
 def _consume(
     warp_group: gl.constexpr, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns,
     stride_gamma, a_smem, b_smem, ready, free,
@@ -178,8 +190,7 @@ def _consume(
 ):  # fmt: skip
     tokens, choices, blocks, all_blocks = counts
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    half: gl.constexpr = BLOCK_N // 2
-    width_n: gl.constexpr = half if UP else BLOCK_N
+    width_n: gl.constexpr = BLOCK_N // 2 if UP else BLOCK_N
     store_layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // width_n, width_n // 8], [4, 1], [1, 0]
     )
@@ -190,12 +201,27 @@ def _consume(
     blocks_n = gl.cdiv(columns, width_n)
     steps = depth // BLOCK_K
     count = 0
+    following = _tile(0, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M)
     for turn in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
-        block_n, expert, row0, rows = _tile(
-            turn, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+        block_n, expert, row0, rows = following
+        following = _tile(
+            turn + 1, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
         )
         if rows > first:
             acc = gl.zeros([64, BLOCK_N], gl.float32, acc_layout)
+            # What the end of a tile needs is asked for at its beginning.
+            if UP:
+                gate, up = _gate_and_up(acc)
+                inner_layout: gl.constexpr = gate.type.layout
+                offs = first + gl.arange(0, 64, gl.SliceLayout(1, inner_layout))
+                _, token, column = _choices(
+                    choice_ptr, row0, rows, expert, offs, tokens, choices, TOP_K, FOLD
+                )
+                gamma = gl.load(gamma_ptr + token * stride_gamma + column)
+            else:
+                choice, _, _ = _choices(
+                    choice_ptr, row0, rows, expert, store_m, tokens, choices, TOP_K, FOLD
+                )
             for step in range(steps):
                 stage = count % STAGES
                 mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
@@ -210,21 +236,12 @@ def _consume(
             n = block_n * width_n + store_n
             mask = (store_m < rows)[:, None] & (n < columns)[None, :]
             if UP:
-                gate, up = gl.split(gl.permute(gl.reshape(acc, [64, 2, half]), (0, 2, 1)))
-                inner_layout: gl.constexpr = gate.type.layout
-                offs = first + gl.arange(0, 64, gl.SliceLayout(1, inner_layout))
-                _, token, column = _choices(
-                    choice_ptr, row0, rows, expert, offs, tokens, choices, TOP_K, FOLD
-                )
-                gamma = gl.load(gamma_ptr + token * stride_gamma + column)
+                gate, up = _gate_and_up(acc)
                 inner = gate / (1.0 + gl.exp(-gate)) * up * gamma[:, None]
                 inner = gl.convert_layout(inner.to(dtype), store_layout)
                 row = (row0 + store_m).to(gl.int64)
                 gl.store(out_ptr + (row * columns)[:, None] + n[None, :], inner, mask=mask)
             else:
-                choice, _, _ = _choices(
-                    choice_ptr, row0, rows, expert, store_m, tokens, choices, TOP_K, FOLD
-                )
                 ptrs = out_ptr + (choice.to(gl.int64) * columns)[:, None] + n[None, :]
                 gl.store(ptrs, gl.convert_layout(acc.to(dtype), store_layout), mask=mask)
         elif rows > 0:  # only other groups have rows
@@ -235,10 +252,10 @@ def _consume(
                 count += 1
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 def _hopper_grouped_kernel(
     out_ptr, a, weights_desc, shared_desc, gamma_ptr, choice_ptr,
-    block_expert_ptr, block_begin_ptr, block_end_ptr,
+    block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr,
     tokens, choices, blocks, all_blocks, depth, rows_each, columns, stride_x, stride_gamma,
     UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
@@ -253,6 +270,10 @@ def _hopper_grouped_kernel(
         # One arrival for the bulk copies, and one of every producer thread for its own copies.
         mbarrier.init(ready.index(stage), count=129 if UP else 1)
         mbarrier.init(free.index(stage), count=4)
+    if block_count_ptr is not None:  # the blocks stand together: no round for empty slots
+        used = gl.load(block_count_ptr)
+        all_blocks += used - blocks
+        blocks = used
     order = (block_expert_ptr, block_begin_ptr, block_end_ptr)
     counts = (tokens, choices, blocks, all_blocks)
     gl.warp_specialize(
@@ -331,7 +352,8 @@ def launch_product(
         _descriptor(weights),
         _descriptor(shared) if shared_experts and shared is not None else None,
         gamma, order.choice, order.block_expert, order.block_begin, order.block_end,
-        tokens, tokens * top_k, blocks, all_blocks, depth, weights.shape[1], columns,
+        order.block_count, tokens, tokens * top_k, blocks, all_blocks, depth, weights.shape[1],
+        columns,
         rows.stride(0), gamma.stride(0) if gamma is not None else 0,
         UP=up, TOP_K=top_k, FOLD=shared_experts > 0,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, STAGES=row.constexprs["STAGES"],

@@ -214,7 +214,7 @@ ENTRIES = (
     _entry(tuning.COMBINE, "moe_aiter.grouped:_combine_kernel", _combine_cases),
     _entry(
         tuning.SORT,
-        "moe_aiter.routing:_sort_kernel moe_aiter.routing:_count_kernel"
+        "moe_aiter.routing:_sort_kernel moe_aiter.routing:_rank_kernel"
         " moe_aiter.routing:_place_kernel",
         _sort_cases,
     ),

@@ -4,13 +4,14 @@ the same result on every run.
 Few choices, one launch: program e finds where expert e's choices go by counting those of smaller
 ids, then writes them there in their original order. Every program reads all choices twice.
 
-Many choices, two launches: the first counts each expert's choices in each chunk; in the second,
-program c knows from the counts where its chunk's choices go. Every program reads its chunk once.
+Many choices, two launches: the first counts each expert's choices in each chunk and numbers them;
+in the second, program c knows from the counts where its chunk's choices go.
 
 Row blocks of expert e live at block slots lt // BLOCK_M + e .. (lt = choices of smaller local ids):
 since ceil(n / b) <= (lt + n) // b - lt // b + 1 these ranges never overlap, so no program has to
 know how many blocks the others need; slots left over are marked empty and a GEMM program that meets
-one leaves.
+one leaves. By size (on request, where two launches sort) the largest blocks come first and the
+empty slots last: programs that take every n-th block then end together.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
 from moe_aiter.tuning import SORT
 
-# Choices compared with all experts, or with all others of a chunk, at a time.
+# Choices compared with all experts and with all others of a chunk, or chunks counted, at a time.
 STRIP = tl.constexpr(32)
 
 
@@ -69,55 +70,73 @@ def _sort_kernel(
 
 
 @triton.jit(do_not_specialize=("choices", "first_expert", "num_experts"))
-def _count_kernel(
-    counts_ptr, ids_ptr, choices, first_expert, num_experts,
+def _rank_kernel(
+    counts_ptr, rank_ptr, ids_ptr, choices, first_expert, num_experts,
     BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
 ):  # fmt: skip
-    """counts[c, e] = choices of expert e in chunk c."""
+    """counts[c, e] = choices of expert e in chunk c; rank[p] = those of p's expert before p in its
+    chunk.
+
+    Compared in strips whose sums run along the axis that every thread holds whole: nothing crosses
+    threads.
+    """
     chunk = tl.program_id(0)
     x = tl.arange(0, BLOCK_X)
-    found = tl.zeros([STRIP, BLOCK_X], tl.int32)
-    for p0 in range(0, BLOCK_P, STRIP):
-        p = chunk * BLOCK_P + p0 + tl.arange(0, STRIP)
-        local = tl.load(ids_ptr + p, mask=p < choices, other=-1) - first_expert
-        found += (local[:, None] == x[None, :]).to(tl.int32)
-    tl.store(counts_ptr + chunk * num_experts + x, tl.sum(found, 0), mask=x < num_experts)
-
-
-@triton.jit(do_not_specialize=("choices", "chunks", "first_expert", "num_experts"))
-def _place_kernel(
-    sorted_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, counts_ptr, ids_ptr,
-    choices, chunks, first_expert, num_experts,
-    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
-):  # fmt: skip
-    chunk = tl.program_id(0)
-    x = tl.arange(0, BLOCK_X)
-    rows = tl.arange(0, STRIP)
-    inside = x < num_experts
-    total = tl.zeros([STRIP, BLOCK_X], tl.int32)
-    before = tl.zeros([STRIP, BLOCK_X], tl.int32)
-    for c0 in range(0, chunks, STRIP):
-        c = c0 + rows
-        mask = (c < chunks)[:, None] & inside[None, :]
-        counts = tl.load(counts_ptr + c[:, None] * num_experts + x[None, :], mask=mask, other=0)
-        total += counts
-        before += tl.where((c < chunk)[:, None], counts, 0)
-    count = tl.sum(total, 0)
-    begin = tl.cumsum(count, 0) - count
-    at = begin + tl.sum(before, 0)
     offs = tl.arange(0, BLOCK_P)
     p = chunk * BLOCK_P + offs
     local = tl.load(ids_ptr + p, mask=p < choices, other=-1) - first_expert
+    found = tl.zeros([BLOCK_X], tl.int32)
+    rank = tl.zeros([BLOCK_P], tl.int32)
     for p0 in range(0, BLOCK_P, STRIP):
-        q = chunk * BLOCK_P + p0 + rows
+        strip = p0 + tl.arange(0, STRIP)
+        q = chunk * BLOCK_P + strip
         local_q = tl.load(ids_ptr + q, mask=q < choices, other=-1) - first_expert
-        same = (local_q[:, None] == local[None, :]) & (offs[None, :] < (p0 + rows)[:, None])
-        rank = tl.sum(same.to(tl.int32), 1)
-        base = tl.sum(tl.where(local_q[:, None] == x[None, :], at[None, :], 0), 1)
-        mine = (local_q >= 0) & (local_q < num_experts) & (q < choices)
-        tl.store(sorted_ptr + base + rank, q, mask=mine)
-    if chunk == 0:
-        end = begin + count
+        found += tl.sum((local_q[:, None] == x[None, :]).to(tl.int32), 0)
+        same = (local_q[:, None] == local[None, :]) & (strip[:, None] < offs[None, :])
+        rank += tl.sum(same.to(tl.int32), 0)
+    tl.store(
+        counts_ptr + chunk * num_experts + x,
+        found.to(counts_ptr.dtype.element_ty),
+        mask=x < num_experts,
+    )
+    tl.store(rank_ptr + p, rank.to(rank_ptr.dtype.element_ty), mask=p < choices)
+
+
+@triton.jit
+def _list_blocks(
+    block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr, begin, count, choices,
+    num_experts, BY_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_X: tl.constexpr,
+):  # fmt: skip
+    """The row blocks of all experts, from where each expert's choices begin and how many it has."""
+    x = tl.arange(0, BLOCK_X)
+    end = begin + count
+    if BY_SIZE:
+        # Blocks by their quarters of BLOCK_M rows: an expert's whole blocks have four, its last
+        # one up to four. One scan counts all four sizes, in 16 bits each.
+        whole = count // BLOCK_M
+        quarters = (count % BLOCK_M * 4 + BLOCK_M - 1) // BLOCK_M
+        fours = whole + (quarters == 4).to(tl.int32)
+        sizes = fours.to(tl.int64)
+        for quarter in tl.static_range(1, 4):
+            sizes |= (quarters == quarter).to(tl.int64) << (64 - 16 * quarter)
+        before = tl.cumsum(sizes, 0) - sizes
+        total = tl.sum(sizes, 0)
+        used = (total & 0xFFFF).to(tl.int32)
+        for j in range(0, tl.max(fours, 0)):
+            mask, slot = j < fours, (before & 0xFFFF).to(tl.int32) + j
+            tl.store(block_expert_ptr + slot, x, mask=mask)
+            tl.store(block_begin_ptr + slot, begin + j * BLOCK_M, mask=mask)
+            tl.store(block_end_ptr + slot, end, mask=mask)
+        for smaller in tl.static_range(1, 4):
+            mask = quarters == 4 - smaller
+            slot = used + ((before >> 16 * smaller) & 0xFFFF).to(tl.int32)
+            tl.store(block_expert_ptr + slot, x, mask=mask)
+            tl.store(block_begin_ptr + slot, begin + whole * BLOCK_M, mask=mask)
+            tl.store(block_end_ptr + slot, end, mask=mask)
+            used += ((total >> 16 * smaller) & 0xFFFF).to(tl.int32)
+        tl.store(block_count_ptr, used)
+    else:
+        inside = x < num_experts
         first_slot = begin // BLOCK_M + x
         last_slot = end // BLOCK_M + x + 1
         for j in range(0, tl.max(tl.where(inside, last_slot - first_slot, 0), 0)):
@@ -126,9 +145,43 @@ def _place_kernel(
             tl.store(block_expert_ptr + slot, tl.where(row < end, x, -1), mask=mask)
             tl.store(block_begin_ptr + slot, row, mask=mask)
             tl.store(block_end_ptr + slot, end, mask=mask)
-        slots = choices // BLOCK_M + num_experts
-        for first in range(tl.sum(count, 0) // BLOCK_M + num_experts, slots, BLOCK_X):
-            tl.store(block_expert_ptr + first + x, -1, mask=first + x < slots)
+        used = tl.sum(count, 0) // BLOCK_M + num_experts
+    slots = choices // BLOCK_M + num_experts
+    for first in range(used, slots, BLOCK_X):
+        tl.store(block_expert_ptr + first + x, -1, mask=first + x < slots)
+
+
+@triton.jit(do_not_specialize=("choices", "chunks", "first_expert", "num_experts"))
+def _place_kernel(
+    sorted_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr,
+    counts_ptr, rank_ptr, ids_ptr, choices, chunks, first_expert, num_experts,
+    BY_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
+):  # fmt: skip
+    """A program a chunk, and one more that lists the row blocks."""
+    chunk = tl.program_id(0)
+    x = tl.arange(0, BLOCK_X)
+    p = chunk * BLOCK_P + tl.arange(0, BLOCK_P)
+    local = tl.load(ids_ptr + p, mask=p < choices, other=-1) - first_expert
+    rank = tl.load(rank_ptr + p, mask=p < choices, other=0)
+    count = tl.zeros([BLOCK_X], tl.int32)
+    before = tl.zeros([BLOCK_X], tl.int32)
+    for c0 in range(0, chunks, STRIP):
+        c = c0 + tl.arange(0, STRIP)
+        mask = (c < chunks)[:, None] & (x < num_experts)[None, :]
+        counts = tl.load(counts_ptr + c[:, None] * num_experts + x[None, :], mask=mask, other=0)
+        counts = counts.to(tl.int32)
+        count += tl.sum(counts, 0)
+        before += tl.sum(tl.where((c < chunk)[:, None], counts, 0), 0)
+    begin = tl.cumsum(count, 0) - count
+    if chunk == chunks:
+        _list_blocks(
+            block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr, begin, count,
+            choices, num_experts, BY_SIZE, BLOCK_M, BLOCK_X,
+        )  # fmt: skip
+        return
+    mine = (local >= 0) & (local < num_experts) & (p < choices)
+    at = tl.gather(begin + before, tl.where(mine, local, 0), 0)
+    tl.store(sorted_ptr + at + rank, p, mask=mine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +195,8 @@ class SortedChoices:
         block_begin, block_end: int32 [blocks], its first row in `choice` and the end of its
         expert's rows.
         block_m: rows a block has at most.
+        block_count: int32 [1], number of blocks where they all stand before the empty slots; None
+        where they do not.
     """
 
     choice: torch.Tensor
@@ -149,6 +204,7 @@ class SortedChoices:
     block_begin: torch.Tensor
     block_end: torch.Tensor
     block_m: int
+    block_count: torch.Tensor | None = None
 
 
 def sort_choices(
@@ -157,19 +213,22 @@ def sort_choices(
     num_experts: int,
     block_m: int,
     first_expert: int = 0,
+    by_size: bool = False,
     arch: Arch,
     row: TuningRow | None = None,
 ) -> SortedChoices:
     """Group the choices of local experts by expert; one launch, or two for many choices.
 
     Args: topk_ids: int32 [T, K] contiguous, T * K >= 1. num_experts, first_expert: the local range;
-        other ids are dropped. block_m: rows of a block.
+        other ids are dropped. block_m: rows of a block. by_size: where two launches sort, list the
+        blocks with the most rows (in quarters of block_m) first and the empty slots last.
     """
     choices = topk_ids.numel()
     row = row or SORT.select(arch.name, choices=choices)
     blocks = choices // block_m + num_experts
-    ints = torch.empty(choices + 3 * blocks, dtype=torch.int32, device=topk_ids.device)
-    choice, expert, begin, end = ints.split((choices, blocks, blocks, blocks))
+    ints = torch.empty(choices + 3 * blocks + 1, dtype=torch.int32, device=topk_ids.device)
+    choice, expert, begin, end, count = ints.split((choices, blocks, blocks, blocks, 1))
+    by_size = by_size and row.constexprs["LAUNCHES"] == 2
     block_p: Any = row.constexprs["BLOCK_P"]
     if row.constexprs["LAUNCHES"] == 1:
         _sort_kernel[(num_experts,)](
@@ -178,16 +237,20 @@ def sort_choices(
         )  # fmt: skip
     else:
         chunks, block_x = triton.cdiv(choices, block_p), triton.next_power_of_2(num_experts)
-        counts = torch.empty(chunks, num_experts, dtype=torch.int32, device=topk_ids.device)
-        _count_kernel[(chunks,)](
-            counts, topk_ids, choices, first_expert, num_experts,
+        shorts = torch.empty(
+            chunks * num_experts + choices, dtype=torch.int16, device=topk_ids.device
+        )
+        counts, rank = shorts.split((chunks * num_experts, choices))
+        _rank_kernel[(chunks,)](
+            counts, rank, topk_ids, choices, first_expert, num_experts,
             BLOCK_P=block_p, BLOCK_X=block_x, **row.options,
         )  # fmt: skip
-        _place_kernel[(chunks,)](
-            choice, expert, begin, end, counts, topk_ids,
+        _place_kernel[(chunks + 1,)](
+            choice, expert, begin, end, count if by_size else None, counts, rank, topk_ids,
             choices, chunks, first_expert, num_experts,
-            BLOCK_M=block_m, BLOCK_P=block_p, BLOCK_X=block_x, **row.options,
+            BY_SIZE=by_size, BLOCK_M=block_m, BLOCK_P=block_p, BLOCK_X=block_x, **row.options,
         )  # fmt: skip
     return SortedChoices(
-        choice=choice, block_expert=expert, block_begin=begin, block_end=end, block_m=block_m
-    )
+        choice=choice, block_expert=expert, block_begin=begin, block_end=end, block_m=block_m,
+        block_count=count if by_size else None,
+    )  # fmt: skip
