@@ -43,43 +43,53 @@ ROW_BYTES = gl.constexpr(64 * BLOCK_K * 2)
 
 
 @gluon.jit
+def _entry(turn, order, blocks, blocks_n):
+    """(expert, first row, end of the expert's rows) as listed for this program's tile in round
+    `turn`: loads alone, so that a round can ask for the next one's without waiting."""
+    block_expert_ptr, block_begin_ptr, block_end_ptr = order
+    block = (turn * gl.num_programs(0) + gl.program_id(0)) // blocks_n
+    at = gl.maximum(gl.minimum(block, blocks - 1), 0)
+    return (
+        gl.load(block_expert_ptr + at),
+        gl.load(block_begin_ptr + at),
+        gl.load(block_end_ptr + at),
+    )
+
+
+@gluon.jit
 def _tile(
-    turn, order, tokens, choices, blocks, all_blocks, blocks_n,
+    turn, entry, tokens, choices, blocks, all_blocks, blocks_n,
     FOLD: gl.constexpr, BLOCK_M: gl.constexpr,
 ):  # fmt: skip
     """(column tile, expert, first row, rows) of this program's tile in round `turn`; 0 rows =
     nothing to do. Row blocks and expert numbers are those of grouped.py: shared expert s is -2 - s.
     """
-    block_expert_ptr, block_begin_ptr, block_end_ptr = order
+    expert, row0, end = entry
     index = turn * gl.num_programs(0) + gl.program_id(0)
-    inside = index < all_blocks * blocks_n
-    block = gl.where(inside, index // blocks_n, 0)
-    at = gl.maximum(gl.minimum(block, blocks - 1), 0)
-    expert = gl.load(block_expert_ptr + at)
-    row0 = gl.load(block_begin_ptr + at)
-    end = gl.load(block_end_ptr + at)
     if FOLD:
         per_shared = gl.cdiv(tokens, BLOCK_M)
-        behind = gl.maximum(block - blocks, 0)
+        behind = gl.maximum(index // blocks_n - blocks, 0)
         shared = behind // per_shared
         first_row = choices + shared * tokens
-        is_shared = block >= blocks
+        is_shared = index >= blocks * blocks_n
         expert = gl.where(is_shared, -2 - shared, expert)
         row0 = gl.where(is_shared, first_row + behind % per_shared * BLOCK_M, row0)
         end = gl.where(is_shared, first_row + tokens, end)
-    rows = gl.where(inside & (expert != -1), gl.minimum(end - row0, BLOCK_M), 0)
-    return index % blocks_n, expert, row0, rows
+    inside = (index < all_blocks * blocks_n) & (expert != -1)
+    return index % blocks_n, expert, row0, gl.where(inside, gl.minimum(end - row0, BLOCK_M), 0)
 
 
 @gluon.jit
-def _choices(
-    choice_ptr, row0, rows, expert, offs_m, tokens, choices,
-    TOP_K: gl.constexpr, FOLD: gl.constexpr,
-):  # fmt: skip
-    """Choice number, token and weight column of rows row0 + offs_m; rows past the end repeat a
-    valid one."""
+def _listed(choice_ptr, row0, rows, offs_m, choices):
+    """Rows row0 + offs_m and what the sort lists there; rows past the end repeat a valid one."""
     row = row0 + gl.minimum(offs_m, rows - 1)
-    choice = gl.load(choice_ptr + gl.minimum(row, choices - 1))
+    return row, gl.load(choice_ptr + gl.minimum(row, choices - 1))
+
+
+@gluon.jit
+def _choices(listed, row, expert, tokens, choices, TOP_K: gl.constexpr, FOLD: gl.constexpr):
+    """Choice number, token and weight column of listed rows."""
+    choice = listed
     token = choice // TOP_K
     column = choice % TOP_K
     if FOLD:
@@ -87,6 +97,17 @@ def _choices(
         token = gl.where(expert < 0, (row - choices) % tokens, token)
         column = gl.where(expert < 0, TOP_K - 2 - expert, column)
     return choice, token, column
+
+
+@gluon.jit
+def _x_rows(
+    choice_ptr, row0, rows, expert, offs_m, tokens, choices, stride_x,
+    TOP_K: gl.constexpr, FOLD: gl.constexpr,
+):  # fmt: skip
+    """Offsets of the tokens' rows of x: 32 bits, the launcher takes no x of 2^31 elements."""
+    row, listed = _listed(choice_ptr, row0, rows, offs_m, choices)
+    _, token, _ = _choices(listed, row, expert, tokens, choices, TOP_K, FOLD)
+    return token * stride_x
 
 
 @gluon.jit
@@ -104,12 +125,12 @@ def _produce(
     width_n: gl.constexpr = half if UP else BLOCK_N
     blocks_n = gl.cdiv(columns, width_n)
     count = 0
-    following = _tile(0, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M)
+    following = _entry(0, order, blocks, blocks_n)
     for turn in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
-        block_n, expert, row0, rows = following
-        following = _tile(
-            turn + 1, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+        block_n, expert, row0, rows = _tile(
+            turn, following, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
         )
+        following = _entry(turn + 1, order, blocks, blocks_n)
         if rows > 0:
             groups = gl.cdiv(rows, 64)
             first = gl.where(expert < 0, -2 - expert, expert) * rows_each + block_n * width_n
@@ -118,23 +139,23 @@ def _produce(
             at1 = offs_m
             at2 = offs_m
             at3 = offs_m
-            if UP:  # 32-bit offsets: the launcher takes no x of 2^31 elements
-                _, at0, _ = _choices(
-                    choice_ptr, row0, rows, expert, offs_m, tokens, choices, TOP_K, FOLD
-                )
-                _, at1, _ = _choices(
-                    choice_ptr, row0, rows, expert, offs_m + 64, tokens, choices, TOP_K, FOLD
-                )
-                _, at2, _ = _choices(
-                    choice_ptr, row0, rows, expert, offs_m + 128, tokens, choices, TOP_K, FOLD
-                )
-                _, at3, _ = _choices(
-                    choice_ptr, row0, rows, expert, offs_m + 192, tokens, choices, TOP_K, FOLD
-                )
-                at0 = at0 * stride_x
-                at1 = at1 * stride_x
-                at2 = at2 * stride_x
-                at3 = at3 * stride_x
+            if UP:
+                at0 = _x_rows(
+                    choice_ptr, row0, rows, expert, offs_m, tokens, choices, stride_x,
+                    TOP_K, FOLD,
+                )  # fmt: skip
+                at1 = _x_rows(
+                    choice_ptr, row0, rows, expert, offs_m + 64, tokens, choices, stride_x,
+                    TOP_K, FOLD,
+                )  # fmt: skip
+                at2 = _x_rows(
+                    choice_ptr, row0, rows, expert, offs_m + 128, tokens, choices, stride_x,
+                    TOP_K, FOLD,
+                )  # fmt: skip
+                at3 = _x_rows(
+                    choice_ptr, row0, rows, expert, offs_m + 192, tokens, choices, stride_x,
+                    TOP_K, FOLD,
+                )  # fmt: skip
             for k in range(0, depth, BLOCK_K):
                 stage = count % STAGES
                 mbarrier.wait(free.index(stage), ((count // STAGES) & 1) ^ 1)
@@ -164,8 +185,10 @@ def _produce(
                         at = (
                             at0 if group == 0 else at1 if group == 1 else at2 if group == 2 else at3
                         )
-                        if groups > group:
-                            _row_load(to, a + k + at[:, None] + offs_k[None, :])
+                        if groups > group:  # rows past the end: zeros, not loads
+                            inside = offs_m < rows - 64 * group
+                            ptrs = a + k + at[:, None] + offs_k[None, :]
+                            _row_load(to, ptrs, mask=inside[:, None])
                     else:
                         _bulk_load(a, [row0 + group * 64, k], bar, to, pred=groups > group)
                 if UP:
@@ -179,6 +202,21 @@ def _gate_and_up(acc):
     rows: gl.constexpr = acc.shape[0]
     half: gl.constexpr = acc.shape[1] // 2
     return gl.split(gl.permute(gl.reshape(acc, [rows, 2, half]), (0, 2, 1)))
+
+
+@gluon.jit
+def _step(
+    acc, count, step, warp_group: gl.constexpr, a_smem, b_smem, ready, free, STAGES: gl.constexpr
+):
+    """Start the products of one stage and give back the stage of the step before."""
+    stage = count % STAGES
+    mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
+    a = a_smem.index(stage * 4 + warp_group)
+    acc = warpgroup_mma(a, b_smem.index(stage).permute((1, 0)), acc, is_async=True)
+    # The products of the step before are done: its stage can be filled again.
+    acc = warpgroup_mma_wait(1, deps=[acc])
+    mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1, pred=step > 0)
+    return acc
 
 
 @gluon.jit
@@ -198,38 +236,32 @@ def _consume(
     first: gl.constexpr = warp_group * 64
     store_m = first + gl.arange(0, 64, gl.SliceLayout(1, store_layout))
     store_n = gl.arange(0, width_n, gl.SliceLayout(0, store_layout))
+    listed_m = store_m
+    if UP:
+        gate, up = _gate_and_up(gl.zeros([64, BLOCK_N], gl.float32, acc_layout))
+        inner_layout: gl.constexpr = gate.type.layout
+        listed_m = first + gl.arange(0, 64, gl.SliceLayout(1, inner_layout))
     blocks_n = gl.cdiv(columns, width_n)
     steps = depth // BLOCK_K
     count = 0
-    following = _tile(0, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M)
+    following = _entry(0, order, blocks, blocks_n)
     for turn in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
-        block_n, expert, row0, rows = following
-        following = _tile(
-            turn + 1, order, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+        block_n, expert, row0, rows = _tile(
+            turn, following, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
         )
+        following = _entry(turn + 1, order, blocks, blocks_n)
         if rows > first:
             acc = gl.zeros([64, BLOCK_N], gl.float32, acc_layout)
-            # What the end of a tile needs is asked for at its beginning.
+            # What the end of a tile needs is asked for long before.
+            row, listed = _listed(choice_ptr, row0, rows, listed_m, choices)
+            for step in range(steps // 2):
+                acc = _step(acc, count, step, warp_group, a_smem, b_smem, ready, free, STAGES)
+                count += 1
+            choice, token, column = _choices(listed, row, expert, tokens, choices, TOP_K, FOLD)
             if UP:
-                gate, up = _gate_and_up(acc)
-                inner_layout: gl.constexpr = gate.type.layout
-                offs = first + gl.arange(0, 64, gl.SliceLayout(1, inner_layout))
-                _, token, column = _choices(
-                    choice_ptr, row0, rows, expert, offs, tokens, choices, TOP_K, FOLD
-                )
                 gamma = gl.load(gamma_ptr + token * stride_gamma + column)
-            else:
-                choice, _, _ = _choices(
-                    choice_ptr, row0, rows, expert, store_m, tokens, choices, TOP_K, FOLD
-                )
-            for step in range(steps):
-                stage = count % STAGES
-                mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
-                a = a_smem.index(stage * 4 + warp_group)
-                acc = warpgroup_mma(a, b_smem.index(stage).permute((1, 0)), acc, is_async=True)
-                # The products of the step before are done: its stage can be filled again.
-                acc = warpgroup_mma_wait(1, deps=[acc])
-                mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1, pred=step > 0)
+            for step in range(steps // 2, steps):
+                acc = _step(acc, count, step, warp_group, a_smem, b_smem, ready, free, STAGES)
                 count += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1)
@@ -245,7 +277,7 @@ def _consume(
                 ptrs = out_ptr + (choice.to(gl.int64) * columns)[:, None] + n[None, :]
                 gl.store(ptrs, gl.convert_layout(acc.to(dtype), store_layout), mask=mask)
         elif rows > 0:  # only other groups have rows
-            for _step in range(steps):
+            for _ in range(steps):
                 stage = count % STAGES
                 mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
                 mbarrier.arrive(free.index(stage), count=1)

@@ -27,8 +27,8 @@ from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
 from moe_aiter.tuning import SORT
 
-# Choices compared with all experts and with all others of a chunk, or chunks counted, at a time.
-STRIP = tl.constexpr(32)
+# Choices compared with all experts and all others of a chunk, and chunks counted, at a time.
+STRIP, CHUNKS = tl.constexpr(16), tl.constexpr(64)
 
 
 @triton.jit(do_not_specialize=("choices", "first_expert", "num_experts"))
@@ -87,7 +87,7 @@ def _rank_kernel(
     local = tl.load(ids_ptr + p, mask=p < choices, other=-1) - first_expert
     found = tl.zeros([BLOCK_X], tl.int32)
     rank = tl.zeros([BLOCK_P], tl.int32)
-    for p0 in range(0, BLOCK_P, STRIP):
+    for p0 in tl.range(0, BLOCK_P, STRIP, loop_unroll_factor=2):
         strip = p0 + tl.arange(0, STRIP)
         q = chunk * BLOCK_P + strip
         local_q = tl.load(ids_ptr + q, mask=q < choices, other=-1) - first_expert
@@ -136,12 +136,11 @@ def _list_blocks(
             used += ((total >> 16 * smaller) & 0xFFFF).to(tl.int32)
         tl.store(block_count_ptr, used)
     else:
-        inside = x < num_experts
         first_slot = begin // BLOCK_M + x
-        last_slot = end // BLOCK_M + x + 1
-        for j in range(0, tl.max(tl.where(inside, last_slot - first_slot, 0), 0)):
+        mine = tl.where(x < num_experts, end // BLOCK_M + x + 1 - first_slot, 0)
+        for j in range(0, tl.max(mine, 0)):
             slot, row = first_slot + j, begin + j * BLOCK_M
-            mask = inside & (slot < last_slot)
+            mask = j < mine
             tl.store(block_expert_ptr + slot, tl.where(row < end, x, -1), mask=mask)
             tl.store(block_begin_ptr + slot, row, mask=mask)
             tl.store(block_end_ptr + slot, end, mask=mask)
@@ -165,8 +164,8 @@ def _place_kernel(
     rank = tl.load(rank_ptr + p, mask=p < choices, other=0)
     count = tl.zeros([BLOCK_X], tl.int32)
     before = tl.zeros([BLOCK_X], tl.int32)
-    for c0 in range(0, chunks, STRIP):
-        c = c0 + tl.arange(0, STRIP)
+    for c0 in range(0, chunks, CHUNKS):
+        c = c0 + tl.arange(0, CHUNKS)
         mask = (c < chunks)[:, None] & (x < num_experts)[None, :]
         counts = tl.load(counts_ptr + c[:, None] * num_experts + x[None, :], mask=mask, other=0)
         counts = counts.to(tl.int32)

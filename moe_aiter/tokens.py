@@ -7,9 +7,9 @@ A slot is one expert: of the T * K choices, the first that names it (later ones 
 the shared experts, which every token hits. gamma is fp32 and enters before the one rounding of the
 inner activations; where a token did not choose the slot's expert it is 0. So each hit expert's
 weights are read once, the second launch is one long product over (slot, inner column) with one fp32
-accumulator, and the result needs neither partials nor atomics. Slots are summed in order of expert
-id, then the shared
-ones: a token's sum has the same order whatever its neighbours chose.
+accumulator, and the result needs neither partials nor atomics. The shared experts are summed
+first, then the slots in order of expert id: a token's sum has the same order whatever its
+neighbours chose.
 
 With decode batches this is the routed path; with any number of tokens it is the shared experts as
 one linearised dense block, and (with one shared expert and gamma = global_scale) the dense MLP.
@@ -125,16 +125,9 @@ def _down_tokens_kernel(
     steps = tl.cdiv(width, BLOCK_K)  # of one expert; the loops walk (expert, step) without a break
     rows = tl.minimum(t, tokens - 1)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    # The shared experts first: their addresses wait for no list.
     if ROUTED:
-        for i in range(0, tl.load(slots_ptr) * steps):
-            entry = tl.load(slots_ptr + 1 + i // steps)
-            slot, expert = entry % CHOICE_RADIX, entry // CHOICE_RADIX
-            a_ptr = act_ptr + slot.to(tl.int64) * tokens * width
-            w_ptr = w2_ptr + expert.to(tl.int64) * (hidden * width)
-            acc = down_step(
-                acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
-                BLOCK_N, BLOCK_K,
-            )  # fmt: skip
+        hit = tl.load(slots_ptr)
     for i in range(0, shared_experts * steps):
         shared = (i // steps).to(tl.int64)
         a_ptr = act_ptr + (choices + shared) * tokens * width
@@ -143,6 +136,16 @@ def _down_tokens_kernel(
             acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
             BLOCK_N, BLOCK_K,
         )  # fmt: skip
+    if ROUTED:
+        for i in range(0, hit * steps):
+            entry = tl.load(slots_ptr + 1 + i // steps)
+            slot, expert = entry % CHOICE_RADIX, entry // CHOICE_RADIX
+            a_ptr = act_ptr + slot.to(tl.int64) * tokens * width
+            w_ptr = w2_ptr + expert.to(tl.int64) * (hidden * width)
+            acc = down_step(
+                acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
+                BLOCK_N, BLOCK_K,
+            )  # fmt: skip
     offs_n = n0 + tl.arange(0, BLOCK_N)
     tl.store(
         out_ptr + t.to(tl.int64)[:, None] * stride_out + offs_n[None, :],

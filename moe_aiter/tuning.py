@@ -116,7 +116,7 @@ def _swiglu_grouped():
             yield _measured({"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 24)}, _gemm(32, 64, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 48)}, _gemm(64, 64, 128, 1), _nvidia(4, 4))
-            yield _measured(_MANY_ROWS, _hopper(persistent=False), {})
+            yield _measured(_MANY_ROWS, _hopper(persistent=True), {})
             yield _measured({}, _gemm(128, 128, 64, 4), _nvidia(8, 3))
             continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
@@ -156,7 +156,8 @@ def _router():
     for arch in NVIDIA:
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         if arch == "sm90":
-            yield _measured({"tokens": (None, 2)}, tile(16, 32, 128, 512), _nvidia(2, 4))
+            yield _measured({"tokens": (None, 1)}, tile(64, 32, 64, 512), _nvidia(4, 4))
+            yield _measured({"tokens": (None, 2)}, tile(64, 16, 128, 512), _nvidia(4, 4))
             yield _measured({"tokens": (None, 4)}, tile(16, 64, 64, 512), _nvidia(4, 4))
             yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
