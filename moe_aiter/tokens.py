@@ -7,8 +7,8 @@ A slot is one expert: of the T * K choices, the first that names it (later ones 
 the shared experts, which every token hits. gamma is fp32 and enters before the one rounding of the
 inner activations; where a token did not choose the slot's expert it is 0. So each hit expert's
 weights are read once, the second launch is one long product over (slot, inner column) with one fp32
-accumulator, and the result needs neither partials nor atomics. The shared experts are summed
-first, then the slots in order of expert id: a token's sum has the same order whatever its
+accumulator, and the result needs neither partials nor atomics. The slots are summed in order of
+expert id and added to the sum of the shared ones: a token's sum has the same order whatever its
 neighbours chose.
 
 With decode batches this is the routed path; with any number of tokens it is the shared experts as
@@ -137,6 +137,8 @@ def _down_tokens_kernel(
             BLOCK_N, BLOCK_K,
         )  # fmt: skip
     if ROUTED:
+        shared_sum = acc
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i in range(0, hit * steps):
             entry = tl.load(slots_ptr + 1 + i // steps)
             slot, expert = entry % CHOICE_RADIX, entry // CHOICE_RADIX
@@ -146,6 +148,7 @@ def _down_tokens_kernel(
                 acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
                 BLOCK_N, BLOCK_K,
             )  # fmt: skip
+        acc += shared_sum
     offs_n = n0 + tl.arange(0, BLOCK_N)
     tl.store(
         out_ptr + t.to(tl.int64)[:, None] * stride_out + offs_n[None, :],
