@@ -7,9 +7,9 @@ A slot is one expert: of the T * K choices, the first that names it (later ones 
 the shared experts, which every token hits. gamma is fp32 and enters before the one rounding of the
 inner activations; where a token did not choose the slot's expert it is 0. So each hit expert's
 weights are read once, the second launch is one long product over (slot, inner column) with one fp32
-accumulator, and the result needs neither partials nor atomics. The slots are summed in order of
-expert id and added to the sum of the shared ones: a token's sum has the same order whatever its
-neighbours chose.
+accumulator, and the result needs neither partials nor atomics. Slots are summed in order of expert
+id, before or after the shared ones (SHARED_FIRST: their addresses need not wait for the list of
+slots): a token's sum has the same order whatever its neighbours chose.
 
 With decode batches this is the routed path; with any number of tokens it is the shared experts as
 one linearised dense block, and (with one shared expert and gamma = global_scale) the dense MLP.
@@ -111,23 +111,46 @@ def _swiglu_tokens_kernel(
     )
 
 
+@triton.jit
+def _add_slots(
+    acc, act_ptr, slots_ptr, w2_ptr, hit, rows, mask_t, n0, tokens, hidden, width,
+    EVEN_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """acc + the down products of the hit experts, in the order of the list."""
+    steps = tl.cdiv(width, BLOCK_K)  # of one expert; the loop walks (expert, step) without a break
+    for i in range(0, hit * steps):
+        entry = tl.load(slots_ptr + 1 + i // steps)
+        slot, expert = entry % CHOICE_RADIX, entry // CHOICE_RADIX
+        a_ptr = act_ptr + slot.to(tl.int64) * tokens * width
+        w_ptr = w2_ptr + expert.to(tl.int64) * (hidden * width)
+        acc = down_step(
+            acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
+            BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    return acc
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def _down_tokens_kernel(
     out_ptr, act_ptr, slots_ptr, w2_ptr, shared_ptr,
     tokens, choices, hidden, width, shared_experts, stride_out, blocks_m,
-    ROUTED: tl.constexpr, EVEN_K: tl.constexpr,
+    ROUTED: tl.constexpr, SHARED_FIRST: tl.constexpr, EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     block_m, block_n = grouped_pid(tl.program_id(0), blocks_m, tl.cdiv(hidden, BLOCK_N), GROUP_M)
     t = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_t = t < tokens
     n0 = block_n * BLOCK_N
-    steps = tl.cdiv(width, BLOCK_K)  # of one expert; the loops walk (expert, step) without a break
+    steps = tl.cdiv(width, BLOCK_K)
     rows = tl.minimum(t, tokens - 1)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    # The shared experts first: their addresses wait for no list.
     if ROUTED:
         hit = tl.load(slots_ptr)
+        if not SHARED_FIRST:
+            acc = _add_slots(
+                acc, act_ptr, slots_ptr, w2_ptr, hit, rows, mask_t, n0, tokens, hidden, width,
+                EVEN_K, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
     for i in range(0, shared_experts * steps):
         shared = (i // steps).to(tl.int64)
         a_ptr = act_ptr + (choices + shared) * tokens * width
@@ -136,19 +159,11 @@ def _down_tokens_kernel(
             acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
             BLOCK_N, BLOCK_K,
         )  # fmt: skip
-    if ROUTED:
-        shared_sum = acc
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for i in range(0, hit * steps):
-            entry = tl.load(slots_ptr + 1 + i // steps)
-            slot, expert = entry % CHOICE_RADIX, entry // CHOICE_RADIX
-            a_ptr = act_ptr + slot.to(tl.int64) * tokens * width
-            w_ptr = w2_ptr + expert.to(tl.int64) * (hidden * width)
-            acc = down_step(
-                acc, a_ptr, rows, mask_t, w_ptr, n0, (i % steps) * BLOCK_K, hidden, width, EVEN_K,
-                BLOCK_N, BLOCK_K,
-            )  # fmt: skip
-        acc += shared_sum
+    if ROUTED and SHARED_FIRST:
+        acc = _add_slots(
+            acc, act_ptr, slots_ptr, w2_ptr, hit, rows, mask_t, n0, tokens, hidden, width,
+            EVEN_K, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
     offs_n = n0 + tl.arange(0, BLOCK_N)
     tl.store(
         out_ptr + t.to(tl.int64)[:, None] * stride_out + offs_n[None, :],
@@ -205,6 +220,6 @@ def experts_by_token(
         out, act, slots, w2, shared_w2,
         T, choices, H, I, S, out.stride(0), blocks_m,
         ROUTED=K > 0, EVEN_K=I % c["BLOCK_K"] == 0,
-        **second.launch_kwargs(),
+        **{"SHARED_FIRST": False, **second.launch_kwargs()},
     )  # fmt: skip
     return out

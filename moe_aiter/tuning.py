@@ -86,7 +86,8 @@ def _down_tokens():
         yield _row(arch, {"bits": 32, "tokens": (None, 16)}, _gemm(16, 32, 32), _nvidia(4, 3))
         yield _row(arch, {"bits": 32}, _gemm(64, 64, 32, 8), _nvidia(4, 3))
         if arch == "sm90":
-            yield _measured({"tokens": (None, 16)}, _gemm(16, 16, 128), _nvidia(2, 10))
+            few = {**_gemm(16, 16, 128), "SHARED_FIRST": True}
+            yield _measured({"tokens": (None, 16)}, few, _nvidia(2, 10))
             yield _measured({"tokens": (None, 64)}, _gemm(64, 32, 128), _nvidia(4, 3))
             yield _measured({}, _gemm(128, 256, 64, 8), _nvidia(8, 3))
             continue
