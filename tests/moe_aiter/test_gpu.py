@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from bench.moe.gate import layer_passes, small_cases
+from bench.moe.gate import check, layer_passes, small_cases
 from bench.moe.problems import SHARED, make_layer, make_weights
 from moe_aiter import experts
+from moe_aiter.problems import make_problem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,3 +62,32 @@ def test_capture(weights):
         out.fill_(float("nan"))
         graph.replay()
         assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("shared", [0, SHARED], ids=["routed", "with shared"])
+@pytest.mark.parametrize(
+    ("tokens", "first"),
+    [(600, 8), (3000, 8), (3000, 0), (4096, 200)],
+    ids=["sorted in one launch", "in two", "the first experts", "no local expert"],
+)
+def test_a_range_of_experts_with_many_rows(tokens, first, shared):
+    """Ranks of an expert-parallel model: blocks of 256 rows, ids of other ranks among them, ragged
+    last blocks, experts without a row, an expert with many blocks."""
+    problem = make_problem(
+        tokens, experts=24, top_k=6, shared=shared, hidden=256, width=192, device="cuda"
+    )
+    problem.ids[problem.ids == first + 3] = first + 4  # not distinct: ids need not be
+    problem.ids[: tokens // 2, 0] = first + 1
+    weights = {
+        name: w[first : first + 16] if name in ("w13", "w2") and first < 24 else w
+        for name, w in problem.weights.items()
+    }
+    call = replace(problem, weights=weights)
+    out = torch.full_like(call.x, float("nan"))
+    got = experts(call.x, call.ids, call.gamma, **weights, first_expert=first, out=out)
+    want, eager = (call.reference(d, first_expert=first) for d in (torch.float64, torch.bfloat16))
+    if first == 200 and not shared:
+        assert not got.any()
+        return
+    passed, error, budget = check(got, want, eager)
+    assert passed, f"error {error:.2g}, eager {budget:.2g}"
