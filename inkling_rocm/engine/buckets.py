@@ -56,10 +56,9 @@ def captured_sizes(args: EngineArgs, max_running: int) -> tuple[int, ...]:
 def captured_prompts(args: EngineArgs, *, chunk: int, max_running: int) -> tuple[int, ...]:
     """Tokens of the prompt steps that get a graph, ascending, where decode steps have some; empty =
     none has. Args: chunk: most prompt tokens of a step."""
-    asked = args.cuda_graph_max_bs_prefill
-    if asked is None or args.disable_prefill_cuda_graph or args.speculative_algorithm is not None:
+    if args.disable_prefill_cuda_graph or args.speculative_algorithm is not None:
         return ()
-    most = min(asked, chunk + max_running)
+    most = min(args.cuda_graph_max_bs_prefill or PROMPT_BUCKETS[-1], chunk + max_running)
     if min(chunk, most) <= SHORT_ROW:
         return ()
     return (*(size for size in PROMPT_BUCKETS if size < most), most)

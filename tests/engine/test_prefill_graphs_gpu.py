@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from inkling_rocm.engine import Engine, EngineArgs
 from tests.engine.test_gpu import CPU, GPU, SAMPLED, engine_on, outputs
 
 pytestmark = pytest.mark.gpu
@@ -15,7 +16,6 @@ GREEDY = {"max_new_tokens": 12, "temperature": 0}
 
 def engine_with(device, **args):
     settings = {"chunked_prefill_size": 50, "cuda_graph_bs": (2, 8), "max_total_tokens": 1600}
-    settings["cuda_graph_max_bs_prefill"] = 512
     return engine_on(device, **{**settings, **args})
 
 
@@ -53,7 +53,7 @@ def wanted():
         {},
         {"page_size": 1, "max_total_tokens": 180},
         {"chunked_prefill_size": 33, "page_size": 64},
-        {"cuda_graph_max_bs_prefill": 40, "disable_overlap_schedule": True},
+        {"cuda_graph_max_bs_prefill": 53, "disable_overlap_schedule": True},
         {"check_invariants": False},
     ],
     ids=str,
@@ -69,7 +69,7 @@ def test_tokens_of_the_reference(wanted, settings):
         assert engine.stats().prefix_cache.hit_tokens > 0
         error = (engine.prompt_logits(PROMPTS[-1]) - logits).abs().max() / logits.abs().max()
     assert error < 1e-4
-    assert len(set(taken)) > 2
+    assert len(taken) > 3
 
 
 def test_other_tokens_of_a_replay_change_nothing():
@@ -99,3 +99,24 @@ def test_bf16_is_as_near_as_kernel_by_kernel():
             errors.append((engine.prompt_logits(PROMPTS[0]) - exact).norm() / exact.norm())
     graph, eager = errors
     assert graph < 1.5 * eager + 1e-3
+
+
+def test_real_widths(small_config_path, tmp_path):
+    """Logits of a whole prompt in bf16, padded to every bucket, beside those of launched kernels:
+    both are as far from a forward in fp32."""
+    (tmp_path / "config.json").write_text(small_config_path.read_text())
+    args = {"json_model_override_args": '{"num_hidden_layers": 3}', "load_format": "dummy"}
+    args |= {"rank_slice": 8, "skip_tokenizer_init": True, "max_total_tokens": 4096}
+    args |= {"max_running_requests": 4, "cuda_graph_bs": (1,), "model_path": str(tmp_path)}
+    prompts = [[(17 * i + 101 * n) % 5000 + 10 for i in range(n)] for n in (24, 60, 120, 250, 500)]
+    with Engine(EngineArgs(dtype="float32", disable_cuda_graph=True, **args)) as engine:
+        exact = [engine.prompt_logits(prompt)[-1] for prompt in prompts]
+    with Engine(EngineArgs(dtype="bfloat16", **args)) as engine:
+        taken = replays(engine)
+        graph = [engine.prompt_logits(prompt)[-1] for prompt in prompts]
+        assert len(taken) == len(prompts)
+        engine._core.executor.prefill = None
+        launched = [engine.prompt_logits(prompt)[-1] for prompt in prompts]
+    for want, replayed, plain in zip(exact, graph, launched, strict=True):
+        errors = [float((got - want).norm() / want.norm()) for got in (replayed, plain)]
+        assert errors[0] < 1.2 * errors[1] + 1e-3, errors

@@ -109,15 +109,13 @@ def test_captured_sizes():
     def sizes(chunk=8192, **args):
         return captured_prompts(EngineArgs(model_path="x", **args), chunk=chunk, max_running=4)
 
-    assert sizes() == ()
-    assert sizes(cuda_graph_max_bs_prefill=512) == (32, 64, 128, 256, 512)
+    assert sizes() == (32, 64, 128, 256, 512)
     assert sizes(cuda_graph_max_bs_prefill=100) == (32, 64, 100)
     assert sizes(cuda_graph_max_bs_prefill=24) == (24,)
-    given = {"cuda_graph_max_bs_prefill": 512}
-    assert sizes(chunk=100, **given) == (32, 64, 104)
-    assert sizes(chunk=16, **given) == ()
+    assert sizes(chunk=100) == (32, 64, 104)
+    assert sizes(chunk=16) == ()
     assert sizes(cuda_graph_max_bs_prefill=16) == ()
-    assert sizes(disable_prefill_cuda_graph=True, **given) == ()
-    assert sizes(speculative_algorithm="EAGLE", **given) == ()
+    assert sizes(disable_prefill_cuda_graph=True) == ()
+    assert sizes(speculative_algorithm="EAGLE") == ()
     with pytest.raises(ValueError, match="cuda_graph_max_bs_prefill 0"):
         sizes(cuda_graph_max_bs_prefill=0)
