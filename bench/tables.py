@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import rank_tables
 from bench.attention import tables as attention
 from bench.moe import tables as moe
 from bench.prefix_cache import tables as prefix_cache
@@ -122,6 +123,15 @@ def small_stack() -> str:
     return "\n".join(lines)
 
 
+def _ranks(table: Callable[[list[dict]], str]) -> Callable[[], str]:
+    return lambda: table(latest(rank_tables.FILE, *rank_tables.KEY))
+
+
+def prompt_graphs() -> str:
+    """Prompt steps from graphs and kernel by kernel."""
+    return rank_tables.prompts(latest(rank_tables.PROMPTS_FILE, *rank_tables.PROMPTS_KEY))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cpu_decode": cpu_decode,
     "attention_prefill": _attention("prefill"),
@@ -138,6 +148,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "small_stack": small_stack,
     "prefix_tiers": prefix_tiers,
     "prefix_ttft": prefix_ttft,
+    "ranks": _ranks(rank_tables.ranks),
+    "rank_tokens": _ranks(rank_tables.tokens),
+    "prompt_graphs": prompt_graphs,
     "speculation_rounds": _speculation(speculation.rounds),
     "speculation_acceptance": _speculation(speculation.acceptance),
 }
