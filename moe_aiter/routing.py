@@ -225,8 +225,10 @@ def sort_choices(
     choices = topk_ids.numel()
     row = row or SORT.select(arch.name, choices=choices)
     blocks = choices // block_m + num_experts
-    ints = torch.empty(choices + 3 * blocks + 1, dtype=torch.int32, device=topk_ids.device)
-    choice, expert, begin, end, count = ints.split((choices, blocks, blocks, blocks, 1))
+    device = topk_ids.device
+    choice, expert, begin, end, count = _parts(
+        device, torch.int32, (choices, blocks, blocks, blocks, 1)
+    )
     by_size = by_size and row.constexprs["LAUNCHES"] == 2
     block_p: Any = row.constexprs["BLOCK_P"]
     if row.constexprs["LAUNCHES"] == 1:
@@ -236,10 +238,7 @@ def sort_choices(
         )  # fmt: skip
     else:
         chunks, block_x = triton.cdiv(choices, block_p), triton.next_power_of_2(num_experts)
-        shorts = torch.empty(
-            chunks * num_experts + choices, dtype=torch.int16, device=topk_ids.device
-        )
-        counts, rank = shorts.split((chunks * num_experts, choices))
+        counts, rank = _parts(device, torch.int16, (chunks * num_experts, choices))
         _rank_kernel[(chunks,)](
             counts, rank, topk_ids, choices, first_expert, num_experts,
             BLOCK_P=block_p, BLOCK_X=block_x, **row.options,
@@ -253,3 +252,12 @@ def sort_choices(
         choice=choice, block_expert=expert, block_begin=begin, block_end=end, block_m=block_m,
         block_count=count if by_size else None,
     )  # fmt: skip
+
+
+def _parts(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Tensors of these sizes in one allocation. Each begins at a multiple of 16 bytes: Triton
+    compiles a kernel again for every pattern of aligned and unaligned arguments."""
+    step = 16 // dtype.itemsize
+    padded = [-(-size // step) * step for size in sizes]
+    whole = torch.empty(sum(padded), dtype=dtype, device=device)
+    return [part[:size] for part, size in zip(whole.split(padded), sizes, strict=True)]

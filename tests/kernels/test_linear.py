@@ -35,7 +35,7 @@ def within_budget(got, x, w):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("tokens", [0, 1, 2, 33])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 13])
 def test_against_float64(arch, tokens, dtype):
     x, w = problem(tokens, 61, 600, dtype)
     with emulate(arch):
@@ -62,7 +62,7 @@ def test_wrong_arguments_are_named():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("tokens", [1, 2, 16, 17, 33, 64, 65])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 16, 17])
 @pytest.mark.parametrize(("columns", "depth"), [(1664, 6144), (6144, 1024), (4096, 4096)])
 def test_sizes_of_the_layers(columns, depth, tokens, dtype):
     device = torch.device("cuda")
