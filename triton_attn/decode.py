@@ -202,6 +202,12 @@ def _launch(
     most_parts = groups if tiles * groups >= many else most_units
     # Enough programs to fill the GPU a few times over; each walks the parts with that stride.
     enough = max(32, triton.cdiv(8 * arch.compute_units, tiles))
+    # Pipelining does not change a result: programs of a single unit may take fewer stages, whose
+    # shared memory leaves room for more of them.
+    constants = dict(row.constexprs)
+    alone = constants.pop("ALONE", constants["STAGES"])
+    if most_parts > groups:
+        constants["STAGES"] = alone
     relative = score_mod if isinstance(score_mod, RelativeBias) else None
     programs = min(most_parts, enough, MAX_PARTS)
     profile = relative.profile.by_key if relative else None
@@ -243,10 +249,10 @@ def _launch(
         MERGE_ROWS=merge_rows,
         MANY=many,
         AMD=arch.vendor == "amd",
-        **row.constexprs,
+        **constants,
         **row.options,
     )  # fmt: skip
-    if not row.constexprs["MERGE_HERE"] and most_units > 1:
+    if not row.constexprs["MERGE_HERE"] and most_parts > 1:
         _merge_kernel[(rows, g, B)](
             out, lse, workspace.partial, workspace.partial[lm_at:], cu_seqlens_q, kv_len,
             out.stride(0), out.stride(1),

@@ -305,6 +305,8 @@ def attention_prefill(
             write_profile_rows(
                 rows, score_mod, chunk=chunk, block_m=block_m, extent=extent,
                 cu_seqlens_q=cu_seqlens_q, q_start=q_start, row=writer, chained=chained,
+                # The Hopper variant adds the bias to q.k, before the scale.
+                factor=1 / softmax_scale if variant == "hopper" else LOG2E.value,
             )  # fmt: skip
         tensors = (
             out,

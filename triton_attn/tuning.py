@@ -60,7 +60,8 @@ _HOPPER_PREFILL = tuple(
     _prefill(
         "sm90",
         {"bits": 16, "head_dim": head_dim, "mod": mod},
-        (128, 64, 4),
+        # The bias tiles take the shared memory of a stage.
+        (128, 64, 3 if mod == 2 else 4),
         # The rows' writer is always the launch before: the attention may start under its end.
         {"num_warps": 4, **({"launch_pdl": True} if mod == 2 else {})},
         evidence,
@@ -96,9 +97,8 @@ def _writer(arch, bits, rows, columns, block_c, stages, options, evidence="guess
     )
 
 
-_FASTEST_OF_EIGHT = f"best of {_TUNED}, whose kernel took rows 8 apart; not measured with 16"
 _AMD_WRITER = (16, 576, 64, 1, {"num_warps": 2})
-_NVIDIA_WRITER = (16, 256, 128, 2, {"num_warps": 2})
+_NVIDIA_WRITER = (32, 192, 64, 3, {"num_warps": 4})
 
 PROFILE_WRITER = TuningTable(
     "triton_attn.write_profile_rows",
@@ -108,7 +108,7 @@ PROFILE_WRITER = TuningTable(
             ("gfx942", _AMD_WRITER, ("emulated", _TUNED_EMULATED)),
             ("gfx950", _AMD_WRITER, ("emulated", _TUNED_EMULATED)),
             ("sm80", _NVIDIA_WRITER, ("guess", "sm90's row")),
-            ("sm90", _NVIDIA_WRITER, ("guess", _FASTEST_OF_EIGHT)),
+            ("sm90", _NVIDIA_WRITER, ("measured", _TUNED)),
             ("sm100", _NVIDIA_WRITER, ("guess", "sm90's row")),
         )
         for row in (
@@ -129,15 +129,17 @@ def tile_rows(arch: str, window: int, head_dim: int) -> int:
 
 def _decode(
     arch, when, block_n, split, stages, options, evidence="guess", source=_GUESS, units=4,
-    merge=(True, 2),
+    merge=(True, 2), alone=None,
 ):  # fmt: skip
     """`split` keys are a unit, `units` units a group; `merge`: whether the last program merges (or
-    a second launch, which sm90 may start under the first one's end), groups in flight."""
+    a second launch, which sm90 may start under the first one's end), groups in flight; `alone`:
+    stages of programs that take one unit (default: as those that take a group)."""
     constexprs = {
         "BLOCK_N": block_n,
         "SPLIT": split,
         "UNITS": units,
         "STAGES": stages,
+        "ALONE": alone or stages,
         "MERGE_HERE": merge[0],
         "MERGE": merge[1],
         "PDL": arch == "sm90" and not merge[0],
@@ -169,13 +171,18 @@ def _amd_decode(arch, options):
 
 def _nvidia_decode(arch, evidence, source):
     few, many = {"num_warps": 4}, {"num_warps": 8}
-    merge, local = ((False, 8), (False, 2)) if arch == "sm90" else ((True, 2), (True, 1))
+    merge, local = (True, 2), ((64, 64, 5), 8, (True, 1), None)
+    if arch == "sm90":
+        merge, local = (False, 8), ((128, 128, 3), 4, (True, 2), 1)
+    tile, units, local_merge, alone = local
     return (
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 128, 2, few, merge=merge),
         _decode(arch, {"bits": 32}, 16, 128, 2, many, merge=merge),
         _decode(arch, {"head_dim": (129, None)}, 32, 128, 3, few, merge=merge),
-        _decode(arch, {"window": (1, None)}, 64, 64, 5, few, evidence, source, 8, local),
-        _decode(arch, {"rows": (None, 32)}, 64, 256, 5, few, evidence, source, 4, merge),
+        _decode(
+            arch, {"window": (1, None)}, *tile, few, evidence, source, units, local_merge, alone
+        ),
+        _decode(arch, {"rows": (None, 32)}, 64, 256, 5, few, evidence, source, 4, merge, alone=4),
         _decode(arch, {}, 32, 256, 5, few, evidence, source, 4, merge),
     )
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import triton_attn.prefill as prefill
 from tests.triton_attn.problems import make_problem, within_budget
 from triton_attn import DecodeWorkspace, attention_decode, attention_prefill
 
@@ -101,3 +102,35 @@ def test_keys_written_on_another_stream_are_seen_after_its_event(entry):
     call(wait=True)  # compile
     assert within_budget(host, call(wait=True))
     assert not within_budget(host, call(wait=False))
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "kv_lens", "options"),
+    [
+        ((300, 65, 0, 1), (900, 65, 7, 33), {"window": 512, "extent": 512}),
+        # Tiles wholly inside the window and beyond the extent.
+        ((700, 64), (1500, 64), {"window": 512, "extent": 64}),
+        ((130, 7), (131, 300), {"window": 40, "extent": 100}),
+        ((300, 1), (900, 5), {"extent": 200, "dtype": torch.float16}),
+        ((65,), (129,), {"extent": 40, "head_dim": 64}),
+    ],
+)
+def test_rows_of_the_bias_that_were_never_written_are_never_read(
+    monkeypatch, q_lens, kv_lens, options
+):
+    """The tensor cores of sm90 add a bias tile up: a NaN next to what a row may see would reach
+    every row of the tile."""
+    options = {"head_dim": 128, "page_size": 64, "dtype": torch.bfloat16, "heads": 2, **options}
+    host = make_problem(q_lens, kv_lens, **options)
+    problem = host.to("cuda")
+    allocate = prefill.allocate_rows
+
+    def poisoned(*args):
+        return allocate(*args).fill_(float("nan"))
+
+    monkeypatch.setattr(prefill, "allocate_rows", poisoned)
+    out = attention_prefill(
+        problem.q, problem.k_pages, problem.v_pages, cu_seqlens_q=problem.cu_seqlens_q,
+        q_start=problem.q_start, score_mod=problem.bias, **problem.paged,
+    )  # fmt: skip
+    assert within_budget(host, out.cpu())
