@@ -171,10 +171,10 @@ def _amd_decode(arch, options):
 
 def _nvidia_decode(arch, evidence, source):
     few, many = {"num_warps": 4}, {"num_warps": 8}
-    merge, local = (True, 2), ((64, 64, 5), 8, (True, 1), None)
     if arch == "sm90":
-        merge, local = (False, 8), ((128, 128, 3), 4, (True, 2), 1)
-    tile, units, local_merge, alone = local
+        merge, tile, units, local_merge, alone = (False, 8), (128, 128, 3), 4, (True, 2), 1
+    else:
+        merge, tile, units, local_merge, alone = (True, 2), (64, 64, 5), 8, (True, 1), 5
     return (
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 128, 2, few, merge=merge),
         _decode(arch, {"bits": 32}, 16, 128, 2, many, merge=merge),
