@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench import rank_tables
 from bench.attention import tables as attention
+from bench.engine import tables as engine
 from bench.moe import tables as moe
 from bench.prefix_cache import tables as prefix_cache
 from bench.rows import RESULTS, ROOT, read
@@ -132,7 +133,21 @@ def prompt_graphs() -> str:
     return rank_tables.prompts(latest(rank_tables.PROMPTS_FILE, *rank_tables.PROMPTS_KEY))
 
 
+def _engine(table: Callable[[list[dict]], str]) -> Callable[[], str]:
+    return lambda: table(latest(engine.FILE, *engine.KEY))
+
+
+def linear() -> str:
+    """Products of few tokens: the fastest tile beside torch's product."""
+    return engine.linear(read(RESULTS / engine.LINEAR_FILE))
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "engine_layers": _engine(engine.layers),
+    "engine_ops": _engine(engine.ops),
+    "engine_steps": _engine(engine.steps),
+    "engine_serving": _engine(engine.serving),
+    "linear": linear,
     "cpu_decode": cpu_decode,
     "attention_prefill": _attention("prefill"),
     "attention_decode": _attention("decode"),

@@ -3,59 +3,76 @@
 from __future__ import annotations
 
 FILE = "engine_h200_2026-11-30.jsonl"
-KEY = ("op", "case", "model", "rank_slice")
+LINEAR_FILE = "linear_tuning_h200_2026-11-30.jsonl"
+KEY = ("op", "case", "model", "rank_slice", "graphs", "ahead")
 
 
 def _evidence(row: dict) -> str:
     return f"{row['evidence']}, {row['device']}, commit {row['commit']}"
 
 
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
 def layers(rows: list[dict]) -> str:
     """Time of a layer beside its floor."""
     lines = [
-        "| one rank of TP8, mean of layers | us a layer | floor, us | ratio | timed | evidence |",
-        "|---|---|---|---|---|---|",
+        "| one rank of TP8, mean of layers | us a layer | floor, us | ratio | timed | "
+        "launches, dense layer / MoE layer | evidence |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if row["op"] == "layer" and row["rank_slice"]:
             lines.append(
                 f"| {row['case']} ({row['layers']} layers) | {row['us_per_layer']} | "
                 f"{row['floor_us_per_layer']} | {row['over_floor']} | {row['timed']} | "
+                f"{launches(row, moe=False):.0f} / {launches(row, moe=True):.0f} | "
                 f"{_evidence(row)} |"
             )
     return "\n".join(lines)
 
 
 def ops(rows: list[dict]) -> str:
-    """Launches and time by op: the first decode case, and the prefill."""
-    found = [row for row in rows if row["op"] == "layer" and row["rank_slice"]]
+    """Launches and time by op: of a call, and calls a layer."""
     lines = [
         "| case | op | calls a layer | launches a call | us a call | floor, us |",
         "|---|---|---|---|---|---|",
     ]
-    for row in found:
-        for name, op in row["ops"].items():
-            calls = op["calls"]
-            each = [op[field] / calls for field in ("launches", "us", "floor_us")]
+    for row in rows:
+        if row["op"] != "layer" or not row["rank_slice"]:
+            continue
+        for name, op in sorted(row["ops"].items(), key=lambda item: -item[1]["us"]):
+            launches, us, floor_us = (
+                op[key] / op["calls"] for key in ("launches", "us", "floor_us")
+            )
             lines.append(
-                f"| {row['case']} | {name} | {calls / row['layers']:.2f} | {each[0]:.2f} | "
-                f"{each[1]:.1f} | {each[2]:.1f} |"
+                f"| {row['case']} | {name} | {op['calls'] / row['layers']:.2f} | {launches:.1f} | "
+                f"{us:.1f} | {floor_us:.1f} |"
             )
     return "\n".join(lines)
+
+
+def launches(row: dict, *, moe: bool) -> float:
+    """Launches of one layer of a kind, from the sums over a stack of both kinds."""
+    other = ("dense_mlp",) if moe else ("gate", "experts")
+    each = {name: op["launches"] / op["calls"] for name, op in row["ops"].items()}
+    twice = {"linear": 2, "residual_conv_norm": 2}
+    return sum(twice.get(name, 1) * n for name, n in each.items() if name not in other)
 
 
 def steps(rows: list[dict]) -> str:
     """A decode step of the engine: its time, and when the device had nothing to do."""
     lines = [
-        "| decode batch | ms a step | tokens/s | host gaps | gaps inside the graph | "
-        "device activities | evidence |",
-        "|---|---|---|---|---|---|---|",
+        "| decode batch | graphs | one step ahead | ms a step | tokens/s | host gaps | "
+        "gaps inside the graph | device activities | evidence |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if row["op"] == "engine_decode":
             lines.append(
-                f"| {row['batch']} ({row['layers']} layers) | {row['step_ms']} | "
-                f"{row['tokens_per_s']} | {100 * row['host_gap_share']:.2f} % | "
+                f"| {row['batch']} ({row['layers']} layers) | {_yes(row['graphs'])} | "
+                f"{_yes(row['ahead'])} | {row['step_ms']} | {row['tokens_per_s']} | {100 * row['host_gap_share']:.2f} % | "
                 f"{100 * row['graph_gap_share']:.2f} % | {row['device_activities_a_step']} | "
                 f"{_evidence(row)} |"
             )
@@ -76,4 +93,26 @@ def serving(rows: list[dict]) -> str:
                 f"{row['median_itl_ms']} / {row['p99_itl_ms']} | {row['output_throughput']} | "
                 f"{row['interactivity_tokens_per_s_user']} | {_evidence(row)} |"
             )
+    return "\n".join(lines)
+
+
+def linear(rows: list[dict]) -> str:
+    """The fastest configuration of every case beside torch's product."""
+    cases: dict[str, list[dict]] = {}
+    for row in rows:
+        if row["gate"] == "pass":
+            cases.setdefault(row["case"], []).append(row)
+    lines = [
+        "| tokens, [columns, depth] | torch, us | one launch, us | floor, us | evidence |",
+        "|---|---|---|---|---|",
+    ]
+    for case, found in cases.items():
+        best = {
+            variant: min(row["p50_us"] for row in found if row["variant"] == variant)
+            for variant in ("torch", "triton")
+        }
+        lines.append(
+            f"| {case} | {best['torch']} | {best['triton']} | {found[0]['floor_us']} | "
+            f"{_evidence(found[0])} |"
+        )
     return "\n".join(lines)

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from gcn_emulator.triton_driver import emulate
 from moe_aiter import GateWorkspace, gate
+from moe_aiter.gate import ONE_LAUNCH_TOKENS
 from moe_aiter.problems import make_gate_problem
 from moe_aiter.reference import gate_reference, weigh
 
@@ -123,8 +124,8 @@ def test_extreme_differences():
     torch.testing.assert_close(weights.double(), want, rtol=1e-5, atol=1e-6)
 
 
-def test_one_launch_up_to_16_tokens_then_two():
-    for tokens, launches in ((1, 1), (16, 1), (17, 2)):
+def test_one_launch_of_few_tokens_then_two():
+    for tokens, launches in ((1, 1), (ONE_LAUNCH_TOKENS, 1), (ONE_LAUNCH_TOKENS + 1, 2)):
         p = make_gate_problem(tokens, experts=8, hidden=64)
         workspace = GateWorkspace.allocate(torch.device("cpu"))
         with emulate("gfx942") as driver:
