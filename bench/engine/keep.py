@@ -21,7 +21,7 @@ def kept(row: dict, *, commit: str, gate: str) -> dict:
         "serving": f"concurrency {row.get('max_concurrency')}",
         "engine_decode": f"batch {row.get('batch')}",
     }.get(row["op"], row.get("case"))
-    return {**row, "case": case, "commit": commit, "gate": gate}
+    return {**row, "case": case, "commit": commit, "gate": row.get("gate", gate)}
 
 
 def main() -> None:
@@ -29,9 +29,10 @@ def main() -> None:
     parser.add_argument("rows", type=Path)
     parser.add_argument("--commit", required=True, help="that the rows were measured at")
     parser.add_argument("--gate", required=True, help="what was checked before, with its outcome")
+    parser.add_argument("--file", default=FILE, help="of bench/results")
     options = parser.parse_args()
     rows = [kept(row, commit=options.commit, gate=options.gate) for row in read(options.rows)]
-    print(f"{len(rows)} rows to {append(FILE.removesuffix('.jsonl'), rows)}")
+    print(f"{len(rows)} rows to {append(options.file.removesuffix('.jsonl'), rows)}")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def steps(rows: list[dict]) -> str:
         if row["op"] == "engine_decode":
             lines.append(
                 f"| {row['batch']} ({row['layers']} layers) | {_yes(row['graphs'])} | "
-                f"{_yes(row['ahead'])} | {row['step_ms']} | {row['tokens_per_s']} | {100 * row['host_gap_share']:.2f} % | "
+                f"{_yes(row['ahead'])} | {row['step_ms']} | {row['tokens_per_s']} | "
+                f"{100 * row['host_gap_share']:.2f} % | "
                 f"{100 * row['graph_gap_share']:.2f} % | {row['device_activities_a_step']} | "
                 f"{_evidence(row)} |"
             )
