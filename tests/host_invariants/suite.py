@@ -25,7 +25,7 @@ from tests.host_invariants.harness import Probe, Row, state_of
 def forward(harness, model, rows, tokens, **padding):
     """Run the model over the rows' next tokens. Returns: logits of every token, per row."""
     host = harness.step(rows, **padding)
-    ids = torch.zeros(host.meta.num_tokens, dtype=torch.int64)
+    ids = torch.zeros(host.meta.num_tokens, dtype=torch.int64, device=host.meta.positions.device)
     flat = [token for row in rows for token in tokens[row.request][: row.length]]
     ids[: len(flat)] = torch.tensor(flat, dtype=torch.int64)
     with torch.inference_mode():

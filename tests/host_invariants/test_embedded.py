@@ -1,5 +1,7 @@
 """The embedded host, and broken variants of it that the suite must catch."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,9 @@ from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.memory import build_pools, plan_memory
 from inkling_rocm.engine.rings import ConvRings
+from inkling_rocm.model import InklingModel
+from inkling_rocm.ops import resolve_ops
+from kernel_base.arch import arch_of_device
 from tests.engine.tiny import tiny_config, tiny_model
 from tests.host_invariants.harness import Probe, Row
 from tests.host_invariants.suite import HostInvariants
@@ -21,17 +26,17 @@ class EmbeddedHarness:
 
     max_rewind = DRAFTS
 
-    def __init__(self, page_size=16, host_class=EmbeddedHost):
+    def __init__(self, page_size=16, host_class=EmbeddedHost, device=CPU):
         self.config = tiny_config()
         self.page_size = page_size
         text = self.config.text
         args = EngineArgs(
             model_path="tiny", page_size=page_size, max_running_requests=8, max_total_tokens=2048
         )
-        plan = plan_memory(text, args, dtype=torch.float32, device=CPU)
-        self.pools, _ = build_pools(text, plan, dtype=torch.float32, device=CPU)
+        plan = plan_memory(text, args, dtype=torch.float32, device=device)
+        self.pools, _ = build_pools(text, plan, dtype=torch.float32, device=device)
         self.rings = ConvRings(
-            text, slots=plan.slots, dtype=torch.float32, device=CPU, draft_tokens=DRAFTS
+            text, slots=plan.slots, dtype=torch.float32, device=device, draft_tokens=DRAFTS
         )
         for pool in self.pools:
             pool.storage[:, :, 1:] = float("nan")
@@ -43,7 +48,7 @@ class EmbeddedHarness:
             self.rings,
             max_tokens=600,
             max_rows=40,
-            device=CPU,
+            device=device,
             check=host_class is EmbeddedHost,
         )
         self.slots: dict[int, int] = {}
@@ -89,6 +94,32 @@ class TestEmbeddedHost(HostInvariants):
     @pytest.fixture
     def model(self):
         return tiny_model(tiny_config())
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    """What a model's results show of the invariants, through the kernels."""
+
+    @pytest.fixture
+    def make(self):
+        return partial(EmbeddedHarness, device=torch.device("cuda"))
+
+    @pytest.fixture
+    def model(self):
+        return triton_model(torch.device("cuda"))
+
+    test_i2 = HostInvariants.test_i2_padding_changes_nothing
+    test_i3 = HostInvariants.test_i3_rerunning_overwrites
+    test_i4 = HostInvariants.test_i4_chunks_and_neighbours_change_nothing
+    test_i6 = HostInvariants.test_i6_rows_may_be_empty
+    test_i7 = HostInvariants.test_i7_row_order_is_arbitrary_and_slots_are_not_shared
+
+
+def triton_model(device):
+    config = tiny_config()
+    weights = {name: w.to(device) for name, w in tiny_model(config).weights.items()}
+    ops = resolve_ops(config, arch_of_device(device), dtype="float32")
+    return InklingModel(config, weights, ops)
 
 
 class _WindowOneShort(EmbeddedHost):
