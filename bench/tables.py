@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import rank_tables
+from bench import parity, rank_tables
 from bench.attention import tables as attention
 from bench.engine import tables as engine
 from bench.moe import tables as moe
@@ -161,6 +161,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sampling": _sampling(sampling.sampling),
     "lm_head": _sampling(sampling.lm_head),
     "layer_kernels": layer_kernels,
+    "parity": lambda: parity.table(RESULTS / parity.FILE),
     "small_stack": small_stack,
     "prefix_tiers": prefix_tiers,
     "prefix_ttft": prefix_ttft,

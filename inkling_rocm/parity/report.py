@@ -113,8 +113,19 @@ def parity(
                     apart = differences(found, recording.kept)
                     tokens = found.tokens == recording.tokens
                     say(difference_line(apart, tokens, recording.device))
-                    ok &= all(d.ok for d in apart) and (tokens or dtype != "float32")
-                    result["beside"] = {"device": recording.device, "tokens_equal": tokens}
+                    near = all(d.ok for d in apart) and (tokens or dtype != "float32")
+                    ok &= near
+                    compared = [d for d in apart if d.compared]
+                    result["beside"] = {
+                        "device": recording.device,
+                        "commit": recording.commit,
+                        "tokens_equal": tokens,
+                        "passed": near,
+                        "compared": len(compared),
+                        "worst_of_budget": round(
+                            max(_excess(d.error, d.budget) for d in compared), 3
+                        ),
+                    }
                 results.append(result)
                 failures += not ok
     say(f"{len(results)} comparisons, {failures} failures")
