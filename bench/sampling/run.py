@@ -73,7 +73,7 @@ def host_us(call: Callable[[], object], repeats: int = 7) -> float:
     return round(sorted(times)[repeats // 2] * 1e6, 1)
 
 
-def _sample_rows_of(params: SamplingParams, n: int) -> list[SampleRow]:
+def sample_rows_of(params: SamplingParams, n: int) -> list[SampleRow]:
     rows = []
     for i in range(n):
         edits = LogitEdits(params, [1], ())
@@ -88,7 +88,7 @@ def measure_sampling(out: Rows, rate: float) -> None:
         for name, params in PARAMS.items():
             for n in BATCHES:
                 logits = make_logits(shape, n)
-                rows = _sample_rows_of(params, n)
+                rows = sample_rows_of(params, n)
                 sampler = DeviceSampler(
                     vocabulary=VOCABULARY, slots=n, device=device, arch=out.arch
                 )
