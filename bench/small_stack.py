@@ -90,6 +90,12 @@ def transformers_generate(
 ) -> Iterator[Generate]:
     """transformers' generate, its forward through torch.compile or not."""
     model = build(text, options.device, getattr(torch, options.dtype))
+    config = model.config.get_text_config()
+    print(
+        f"transformers: attention {config._attn_implementation}, "
+        f"experts {getattr(config, '_experts_implementation', None)}",
+        flush=True,
+    )
     if compiled:
         model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
 
