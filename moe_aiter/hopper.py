@@ -39,44 +39,51 @@ COUNTS = ("tokens", "choices", "blocks", "all_blocks", "stride_gamma")
 # Bytes that the bulk copies of one stage bring: two half tiles of weights, and for the down product
 # 64-row tiles.
 WEIGHT_BYTES = gl.constexpr(BLOCK_N * BLOCK_K * 2)
-ROW_BYTES = gl.constexpr(64 * BLOCK_K * 2)
+HALF_BYTES = gl.constexpr(32 * BLOCK_K * 2)
 
 
 @gluon.jit
-def _entry(turn, order, blocks, blocks_n):
-    """(expert, first row, end of the expert's rows) as listed for this program's tile in round
-    `turn`: loads alone, so that a round can ask for the next one's without waiting."""
-    block_expert_ptr, block_begin_ptr, block_end_ptr = order
-    block = (turn * gl.num_programs(0) + gl.program_id(0)) // blocks_n
+def _first(blocks_n):
+    """(row block, column tile) of this program's first tile, and the distance to its next."""
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    return program // blocks_n, program % blocks_n, programs // blocks_n, programs % blocks_n
+
+
+@gluon.jit
+def _next(block, block_n, far_block, far_n, blocks_n):
+    """(row block, column tile) of this program's next tile."""
+    block_n += far_n
+    block += far_block + (block_n >= blocks_n).to(gl.int32)
+    return block, gl.where(block_n >= blocks_n, block_n - blocks_n, block_n)
+
+
+@gluon.jit
+def _entry(block, order, blocks):
+    """(first row, end of the expert's rows) as listed for a row block: loads alone, so that a round
+    can ask for the next one's without waiting."""
+    _, block_begin_ptr, block_end_ptr = order
     at = gl.maximum(gl.minimum(block, blocks - 1), 0)
-    return (
-        gl.load(block_expert_ptr + at),
-        gl.load(block_begin_ptr + at),
-        gl.load(block_end_ptr + at),
-    )
+    return gl.load(block_begin_ptr + at), gl.load(block_end_ptr + at)
 
 
 @gluon.jit
 def _tile(
-    turn, entry, tokens, choices, blocks, all_blocks, blocks_n,
-    FOLD: gl.constexpr, BLOCK_M: gl.constexpr,
-):  # fmt: skip
-    """(column tile, expert, first row, rows) of this program's tile in round `turn`; 0 rows =
-    nothing to do. Row blocks and expert numbers are those of grouped.py: shared expert s is -2 - s.
-    """
-    expert, row0, end = entry
-    index = turn * gl.num_programs(0) + gl.program_id(0)
+    block, entry, tokens, choices, blocks, all_blocks, FOLD: gl.constexpr, BLOCK_M: gl.constexpr
+):
+    """(shared expert or -1, first row, rows) of a row block; 0 rows = nothing to do. The blocks of
+    shared experts come behind the listed ones, as in grouped.py."""
+    row0, end = entry
+    shared = -1
     if FOLD:
         per_shared = gl.cdiv(tokens, BLOCK_M)
-        behind = gl.maximum(index // blocks_n - blocks, 0)
-        shared = behind // per_shared
+        behind = gl.maximum(block - blocks, 0)
+        is_shared = block >= blocks
+        shared = gl.where(is_shared, behind // per_shared, -1)
         first_row = choices + shared * tokens
-        is_shared = index >= blocks * blocks_n
-        expert = gl.where(is_shared, -2 - shared, expert)
         row0 = gl.where(is_shared, first_row + behind % per_shared * BLOCK_M, row0)
         end = gl.where(is_shared, first_row + tokens, end)
-    inside = (index < all_blocks * blocks_n) & (expert != -1)
-    return index % blocks_n, expert, row0, gl.where(inside, gl.minimum(end - row0, BLOCK_M), 0)
+    rows = gl.maximum(gl.minimum(end - row0, BLOCK_M), 0)
+    return shared, row0, gl.where(block < all_blocks, rows, 0)
 
 
 @gluon.jit
@@ -87,33 +94,33 @@ def _listed(choice_ptr, row0, rows, offs_m, choices):
 
 
 @gluon.jit
-def _choices(listed, row, expert, tokens, choices, TOP_K: gl.constexpr, FOLD: gl.constexpr):
+def _choices(listed, row, shared, tokens, choices, TOP_K: gl.constexpr, FOLD: gl.constexpr):
     """Choice number, token and weight column of listed rows."""
     choice = listed
     token = choice // TOP_K
     column = choice % TOP_K
     if FOLD:
-        choice = gl.where(expert < 0, row, choice)
-        token = gl.where(expert < 0, (row - choices) % tokens, token)
-        column = gl.where(expert < 0, TOP_K - 2 - expert, column)
+        choice = gl.where(shared >= 0, row, choice)
+        token = gl.where(shared >= 0, (row - choices) % tokens, token)
+        column = gl.where(shared >= 0, TOP_K + shared, column)
     return choice, token, column
 
 
 @gluon.jit
 def _x_rows(
-    choice_ptr, row0, rows, expert, offs_m, tokens, choices, stride_x,
+    choice_ptr, row0, rows, shared, offs_m, tokens, choices, stride_x,
     TOP_K: gl.constexpr, FOLD: gl.constexpr,
 ):  # fmt: skip
     """Offsets of the tokens' rows of x: 32 bits, the launcher takes no x of 2^31 elements."""
     row, listed = _listed(choice_ptr, row0, rows, offs_m, choices)
-    _, token, _ = _choices(listed, row, expert, tokens, choices, TOP_K, FOLD)
+    _, token, _ = _choices(listed, row, shared, tokens, choices, TOP_K, FOLD)
     return token * stride_x
 
 
 @gluon.jit
 def _produce(
-    a, weights_desc, shared_desc, choice_ptr, order, counts, depth, rows_each, columns, stride_x,
-    a_smem, b_smem, ready, free,
+    a, half_desc, weights_desc, shared_desc, choice_ptr, order, counts, depth, rows_each, columns,
+    stride_x, a_smem, b_smem, ready, free,
     UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -125,15 +132,23 @@ def _produce(
     width_n: gl.constexpr = half if UP else BLOCK_N
     blocks_n = gl.cdiv(columns, width_n)
     count = 0
-    following = _entry(0, order, blocks, blocks_n)
-    for turn in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
-        block_n, expert, row0, rows = _tile(
-            turn, following, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+    next_block, next_n, far_block, far_n = _first(blocks_n)
+    following = _entry(next_block, order, blocks)
+    for _ in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
+        block, block_n = next_block, next_n
+        shared, row0, rows = _tile(
+            block, following, tokens, choices, blocks, all_blocks, FOLD, BLOCK_M
         )
-        following = _entry(turn + 1, order, blocks, blocks_n)
+        next_block, next_n = _next(block, block_n, far_block, far_n, blocks_n)
+        following = _entry(next_block, order, blocks)
         if rows > 0:
             groups = gl.cdiv(rows, 64)
-            first = gl.where(expert < 0, -2 - expert, expert) * rows_each + block_n * width_n
+            halves = gl.cdiv(rows, 32)  # of groups: what is loaded of the inner activations
+            whole = halves // 2
+            expert = shared
+            if shared < 0:
+                expert = gl.load(order[0] + block)
+            first = expert * rows_each + block_n * width_n
             second = first + (columns if UP else half)
             at0 = offs_m
             at1 = offs_m
@@ -141,19 +156,19 @@ def _produce(
             at3 = offs_m
             if UP:
                 at0 = _x_rows(
-                    choice_ptr, row0, rows, expert, offs_m, tokens, choices, stride_x,
+                    choice_ptr, row0, rows, shared, offs_m, tokens, choices, stride_x,
                     TOP_K, FOLD,
                 )  # fmt: skip
                 at1 = _x_rows(
-                    choice_ptr, row0, rows, expert, offs_m + 64, tokens, choices, stride_x,
+                    choice_ptr, row0, rows, shared, offs_m + 64, tokens, choices, stride_x,
                     TOP_K, FOLD,
                 )  # fmt: skip
                 at2 = _x_rows(
-                    choice_ptr, row0, rows, expert, offs_m + 128, tokens, choices, stride_x,
+                    choice_ptr, row0, rows, shared, offs_m + 128, tokens, choices, stride_x,
                     TOP_K, FOLD,
                 )  # fmt: skip
                 at3 = _x_rows(
-                    choice_ptr, row0, rows, expert, offs_m + 192, tokens, choices, stride_x,
+                    choice_ptr, row0, rows, shared, offs_m + 192, tokens, choices, stride_x,
                     TOP_K, FOLD,
                 )  # fmt: skip
             for k in range(0, depth, BLOCK_K):
@@ -163,14 +178,14 @@ def _produce(
                 if UP:
                     mbarrier.expect(bar, WEIGHT_BYTES)
                 else:
-                    for group in gl.static_range(4):
+                    for fewer in gl.static_range(8):
                         mbarrier.expect(
-                            bar, WEIGHT_BYTES + (group + 1) * ROW_BYTES, pred=groups == group + 1
+                            bar, WEIGHT_BYTES + (fewer + 1) * HALF_BYTES, pred=halves == fewer + 1
                         )
                 upper = b_smem.index(stage).slice(0, half)
                 lower = b_smem.index(stage).slice(half, half)
                 if FOLD:
-                    if expert < 0:
+                    if shared >= 0:
                         _bulk_load(shared_desc, [first, k], bar, upper)
                         _bulk_load(shared_desc, [second, k], bar, lower)
                     else:
@@ -190,7 +205,10 @@ def _produce(
                             ptrs = a + k + at[:, None] + offs_k[None, :]
                             _row_load(to, ptrs, mask=inside[:, None])
                     else:
-                        _bulk_load(a, [row0 + group * 64, k], bar, to, pred=groups > group)
+                        _bulk_load(a, [row0 + group * 64, k], bar, to, pred=whole > group)
+                if not UP:
+                    last = a_smem.index(stage * 4 + gl.minimum(whole, 3)).slice(0, 32)
+                    _bulk_load(half_desc, [row0 + whole * 64, k], bar, last, pred=halves % 2 == 1)
                 if UP:
                     async_copy.mbarrier_arrive(bar, increment_count=False)
                 count += 1
@@ -212,7 +230,8 @@ def _step(
     stage = count % STAGES
     mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
     a = a_smem.index(stage * 4 + warp_group)
-    acc = warpgroup_mma(a, b_smem.index(stage).permute((1, 0)), acc, is_async=True)
+    b = b_smem.index(stage).permute((1, 0))
+    acc = warpgroup_mma(a, b, acc, use_acc=step > 0, is_async=True)
     # The products of the step before are done: its stage can be filled again.
     acc = warpgroup_mma_wait(1, deps=[acc])
     mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1, pred=step > 0)
@@ -244,12 +263,15 @@ def _consume(
     blocks_n = gl.cdiv(columns, width_n)
     steps = depth // BLOCK_K
     count = 0
-    following = _entry(0, order, blocks, blocks_n)
-    for turn in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
-        block_n, expert, row0, rows = _tile(
-            turn, following, tokens, choices, blocks, all_blocks, blocks_n, FOLD, BLOCK_M
+    next_block, next_n, far_block, far_n = _first(blocks_n)
+    following = _entry(next_block, order, blocks)
+    for _ in range(gl.cdiv(all_blocks * blocks_n, gl.num_programs(0))):
+        block, block_n = next_block, next_n
+        shared, row0, rows = _tile(
+            block, following, tokens, choices, blocks, all_blocks, FOLD, BLOCK_M
         )
-        following = _entry(turn + 1, order, blocks, blocks_n)
+        next_block, next_n = _next(block, block_n, far_block, far_n, blocks_n)
+        following = _entry(next_block, order, blocks)
         if rows > first:
             acc = gl.zeros([64, BLOCK_N], gl.float32, acc_layout)
             # What the end of a tile needs is asked for long before.
@@ -257,7 +279,7 @@ def _consume(
             for step in range(steps // 2):
                 acc = _step(acc, count, step, warp_group, a_smem, b_smem, ready, free, STAGES)
                 count += 1
-            choice, token, column = _choices(listed, row, expert, tokens, choices, TOP_K, FOLD)
+            choice, token, column = _choices(listed, row, shared, tokens, choices, TOP_K, FOLD)
             if UP:
                 gamma = gl.load(gamma_ptr + token * stride_gamma + column)
             for step in range(steps // 2, steps):
@@ -286,7 +308,7 @@ def _consume(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def _hopper_grouped_kernel(
-    out_ptr, a, weights_desc, shared_desc, gamma_ptr, choice_ptr,
+    out_ptr, a, half_desc, weights_desc, shared_desc, gamma_ptr, choice_ptr,
     block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr,
     tokens, choices, blocks, all_blocks, depth, rows_each, columns, stride_x, stride_gamma,
     UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
@@ -331,8 +353,8 @@ def _hopper_grouped_kernel(
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
             (_produce, (
-                a, weights_desc, shared_desc, choice_ptr, order, counts, depth, rows_each, columns,
-                stride_x, a_smem, b_smem, ready, free,
+                a, half_desc, weights_desc, shared_desc, choice_ptr, order, counts, depth,
+                rows_each, columns, stride_x, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
         ],
@@ -341,12 +363,12 @@ def _hopper_grouped_kernel(
     )  # fmt: skip
 
 
-def _descriptor(tensor: torch.Tensor) -> TensorDescriptor:
-    """Bulk copies of [64, BLOCK_K] tiles of a tensor seen as a matrix of its last axis."""
+def _descriptor(tensor: torch.Tensor, rows: int = 64) -> TensorDescriptor:
+    """Bulk copies of [rows, BLOCK_K] tiles of a tensor seen as a matrix of its last axis."""
     flat = tensor.view(-1, tensor.shape[-1])
     dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([64, BLOCK_K], dtype)
-    return TensorDescriptor.from_tensor(flat, [64, BLOCK_K], layout)
+    layout = gl.NVMMASharedLayout.get_default_for([rows, BLOCK_K], dtype)
+    return TensorDescriptor.from_tensor(flat, [rows, BLOCK_K], layout)
 
 
 def launch_product(
@@ -381,6 +403,7 @@ def launch_product(
     _hopper_grouped_kernel[(programs,)](
         out,
         rows if up else _descriptor(rows),
+        None if up else _descriptor(rows, 32),
         _descriptor(weights),
         _descriptor(shared) if shared_experts and shared is not None else None,
         gamma, order.choice, order.block_expert, order.block_begin, order.block_end,

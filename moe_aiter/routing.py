@@ -67,6 +67,8 @@ def _sort_kernel(
     if e == num_experts - 1:  # ids outside the local range leave slots behind the last expert's
         for slot in range(last_slot, choices // BLOCK_M + num_experts):
             tl.store(block_expert_ptr + slot, -1)
+            tl.store(block_begin_ptr + slot, 0)
+            tl.store(block_end_ptr + slot, 0)
 
 
 @triton.jit(do_not_specialize=("choices", "first_expert", "num_experts"))
@@ -147,7 +149,10 @@ def _list_blocks(
         used = tl.sum(count, 0) // BLOCK_M + num_experts
     slots = choices // BLOCK_M + num_experts
     for first in range(used, slots, BLOCK_X):
-        tl.store(block_expert_ptr + first + x, -1, mask=first + x < slots)
+        mask = first + x < slots
+        tl.store(block_expert_ptr + first + x, -1, mask=mask)
+        tl.store(block_begin_ptr + first + x, 0, mask=mask)
+        tl.store(block_end_ptr + first + x, 0, mask=mask)
 
 
 @triton.jit(do_not_specialize=("choices", "chunks", "first_expert", "num_experts"))
@@ -192,7 +197,7 @@ class SortedChoices:
         k).
         block_expert: int32 [blocks], local expert of a row block, -1 = empty slot.
         block_begin, block_end: int32 [blocks], its first row in `choice` and the end of its
-        expert's rows.
+        expert's rows (not above the first row in an empty slot).
         block_m: rows a block has at most.
         block_count: int32 [1], number of blocks where they all stand before the empty slots; None
         where they do not.

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
+from kernel_base.device import await_previous, let_next_start
 from kernel_base.tuning import TuningRow
 from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
 from moe_aiter.tuning import DOWN_TOKENS, SWIGLU_TOKENS
@@ -67,9 +68,10 @@ def _list_slots(ids_ptr, slots_ptr, choices, first_expert, num_experts, BLOCK_P:
 def _swiglu_tokens_kernel(
     act_ptr, slots_ptr, x_ptr, ids_ptr, gamma_ptr, w13_ptr, shared_ptr,
     tokens, choices, first_expert, num_experts, hidden, width, stride_x, stride_gamma, blocks_m,
-    TOP_K: tl.constexpr, BLOCK_P: tl.constexpr, EVEN_K: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_P: tl.constexpr, EVEN_K: tl.constexpr, CHAINED: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(CHAINED)
     # Row 0 of the grid lists the slots for the second launch, beside the products.
     slot = tl.program_id(1) - (TOP_K > 0)
     if slot < 0:
@@ -134,7 +136,7 @@ def _add_slots(
 def _down_tokens_kernel(
     out_ptr, act_ptr, slots_ptr, w2_ptr, shared_ptr,
     tokens, choices, hidden, width, shared_experts, stride_out, blocks_m,
-    ROUTED: tl.constexpr, SHARED_FIRST: tl.constexpr, EVEN_K: tl.constexpr,
+    ROUTED: tl.constexpr, SHARED_FIRST: tl.constexpr, EVEN_K: tl.constexpr, CHAINED: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     block_m, block_n = grouped_pid(tl.program_id(0), blocks_m, tl.cdiv(hidden, BLOCK_N), GROUP_M)
@@ -144,6 +146,7 @@ def _down_tokens_kernel(
     steps = tl.cdiv(width, BLOCK_K)
     rows = tl.minimum(t, tokens - 1)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    await_previous(CHAINED)
     if ROUTED:
         hit = tl.load(slots_ptr)
         if not SHARED_FIRST:
@@ -204,6 +207,8 @@ def experts_by_token(
     facts = {"tokens": T, "bits": bits, "choices": choices, "width": I, "hidden": H}
     first = rows[0] or SWIGLU_TOKENS.select(arch.name, **facts)
     second = rows[1] or DOWN_TOKENS.select(arch.name, **facts)
+    # The second launch's programs may be there, waiting, when the first ends.
+    chained = bool(second.options.get("launch_pdl"))
     base = shared_w13 if w13 is None else w13
     c: dict[str, Any] = dict(first.constexprs)
     blocks_m = triton.cdiv(T, c["BLOCK_M"])
@@ -211,7 +216,7 @@ def experts_by_token(
         act, slots, x, ids, gamma, base, shared_w13,
         T, choices, first_expert, 0 if w13 is None else w13.shape[0], H, I, x.stride(0),
         gamma.stride(0), blocks_m,
-        TOP_K=K, BLOCK_P=MAX_CHOICES, EVEN_K=H % c["BLOCK_K"] == 0,
+        TOP_K=K, BLOCK_P=MAX_CHOICES, EVEN_K=H % c["BLOCK_K"] == 0, CHAINED=chained,
         **first.launch_kwargs(),
     )  # fmt: skip
     c = dict(second.constexprs)
@@ -219,7 +224,7 @@ def experts_by_token(
     _down_tokens_kernel[(blocks_m * triton.cdiv(H, c["BLOCK_N"]),)](
         out, act, slots, w2, shared_w2,
         T, choices, H, I, S, out.stride(0), blocks_m,
-        ROUTED=K > 0, EVEN_K=I % c["BLOCK_K"] == 0,
+        ROUTED=K > 0, EVEN_K=I % c["BLOCK_K"] == 0, CHAINED=chained,
         **{"SHARED_FIRST": False, **second.launch_kwargs()},
     )  # fmt: skip
     return out

@@ -87,7 +87,7 @@ def _down_tokens():
         yield _row(arch, {"bits": 32}, _gemm(64, 64, 32, 8), _nvidia(4, 3))
         if arch == "sm90":
             few = {**_gemm(16, 16, 128), "SHARED_FIRST": True}
-            yield _measured({"tokens": (None, 16)}, few, _nvidia(2, 10))
+            yield _measured({"tokens": (None, 16)}, few, _nvidia(2, 10, launch_pdl=True))
             yield _measured({"tokens": (None, 64)}, _gemm(64, 32, 128), _nvidia(4, 3))
             yield _measured({}, _gemm(128, 256, 64, 8), _nvidia(8, 3))
             continue
@@ -158,9 +158,8 @@ def _router():
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         if arch == "sm90":
             yield _measured({"tokens": (None, 1)}, tile(64, 32, 64, 512), _nvidia(4, 4))
-            yield _measured({"tokens": (None, 2)}, tile(64, 16, 128, 512), _nvidia(4, 4))
             yield _measured({"tokens": (None, 4)}, tile(16, 64, 64, 512), _nvidia(4, 4))
-            yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
+            yield _measured({"tokens": (None, 16)}, tile(16, 32, 256, 512), _nvidia(4, 2))
             yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 1024)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
             yield _measured({"tokens": (None, 8192)}, tile(128, 64, 64, 2048), _nvidia(8, 4))

@@ -70,7 +70,8 @@ def by_token_configs(arch: str, tokens: int) -> Iterator[tuple]:
     )  # fmt: skip
     for (n, k, warps, stages), (n2, k2, warps2, stages2) in itertools.product(firsts, seconds):
         first = row(arch, tile(16, n, k), warps, stages)
-        yield first, row(arch, tile(16, n2, k2) | {"SHARED_FIRST": True}, warps2, stages2)
+        second = row(arch, tile(16, n2, k2) | {"SHARED_FIRST": True}, warps2, stages2)
+        yield first, replace(second, options={**second.options, "launch_pdl": True})
 
 
 def shared_configs(arch: str, tokens: int) -> Iterator[tuple]:

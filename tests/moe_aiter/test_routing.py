@@ -61,6 +61,8 @@ def test_order_and_blocks(launches, tokens, experts, first, known):
     for order in (by_place, by_size):
         assert torch.equal(order.choice[: len(want)], want)
         assert sorted(blocks_of(order)) == blocks
+        empty = order.block_expert < 0
+        assert (order.block_end <= order.block_begin)[empty].all()
     assert by_place.block_count is None
     if launches == 1:
         assert by_size.block_count is None
