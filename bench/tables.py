@@ -168,6 +168,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ranks": _ranks(rank_tables.ranks),
     "rank_tokens": _ranks(rank_tables.tokens),
     "prompt_graphs": prompt_graphs,
+    "speculation_gate": _speculation(speculation.gates),
     "speculation_rounds": _speculation(speculation.rounds),
     "speculation_acceptance": _speculation(speculation.acceptance),
 }

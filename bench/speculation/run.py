@@ -1,11 +1,12 @@
-"""Measure speculation on this machine: the output first, then rounds and tokens per second.
+"""Measure speculation on this machine: rounds and tokens per second, after a look at the output.
 
     python -m bench.speculation.run --out rows.jsonl            one GPU, one rank of Inkling-Small
     python -m bench.speculation.run --out rows.jsonl --tiny     a CPU, a tiny model: that it runs
 
 For each number of draft steps N:
 
-- gate: greedy output with N drafts is that without speculation;
+- gate: greedy output with N drafts beside that without speculation (bench.speculation.gate tells
+  what may be expected of it, and compares in float32);
 - op "round": time of a round (verification and draft chain) at each batch, in the ways it can be
   run; how often the host waited for the device in a profiled window of rounds;
 - op "acceptance": tokens per second with acceptance simulated at the given probabilities.
@@ -17,152 +18,70 @@ and what comes out of those runs is meaningless. Rows are appended as they come.
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import logging
-from copy import copy
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.profiler import profile
 
-from bench.rows import ROOT, Rows
+from bench.rows import Rows
+from bench.speculation.engines import (
+    describe,
+    engine_args,
+    numbers,
+    parsed,
+    parser_of,
+    parts_for,
+    release,
+    wholes,
+)
+from bench.speculation.gate import TOKENS, Outputs, gate, greedy
 from bench.speculation.rounds import (
     BLOCKING,
     WAITING,
     RoundWatch,
     Window,
     most_tokens,
-    prompt,
     run_rounds,
 )
 from inkling_rocm.bench.rows import machine
-from inkling_rocm.engine import Engine, EngineArgs, SamplingParams
+from inkling_rocm.engine import Engine, EngineArgs
 from inkling_rocm.engine.load import EngineParts, load_parts
-from inkling_rocm.engine.request import TokenLogprob
 
-# --tiny: Inkling-Small's config with these values.
-TINY = {
-    "text_config": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "local_layer_ids": [0],
-        "dense_mlp_idx": 1,
-        "vocab_size": 320,
-        "unpadded_vocab_size": 300,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 2,
-        "swa_head_dim": 16,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "dense_intermediate_size": 96,
-        "intermediate_size": 32,
-    },
-    "audio_config": {"decoder_dmodel": 64},
-    "vision_config": {"decoder_dmodel": 64},
-}
-GATE_PROMPTS, GATE_TOKENS = 4, 32
-TOP = 20  # log probabilities of the run without speculation that are kept for the gate
-NEAR_TIE = 0.1  # nats: forwards of other batch shapes round logits differently
 SKIP = 5  # rounds before those that are watched
 PROFILED = 20  # rounds
 
 
-def numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",") if part]
-
-
-def wholes(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
-
-
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="rows are appended to this file")
-    parser.add_argument("--config", default=str(ROOT / "tests/data/configs/inkling_small.json"))
-    parser.add_argument("--rank-slice", type=int, default=8, help="ranks, one of which is run")
-    parser.add_argument("--override", default="{}", help="JSON over the config's values")
+    parser = parser_of(__doc__)
     parser.add_argument("--batches", type=wholes, default=[1, 32])
-    parser.add_argument("--steps", type=wholes, default=[1, 2, 3, 4, 5, 6, 7, 8])
-    parser.add_argument(
-        "--compared", type=wholes, default=None,
-        help="those of --steps whose rounds are also run as a graph a step and launched kernel by "
-        "kernel; default: all",
-    )  # fmt: skip
+    for name, what in (("apart", "as a graph a step"), ("launched", "kernel by kernel")):
+        parser.add_argument(
+            f"--{name}", type=wholes, default=None,
+            help=f"those of --steps whose rounds are also run {what}; default: all",
+        )  # fmt: skip
     parser.add_argument(
         "--acceptances", type=numbers, default=[0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
     )
-    parser.add_argument("--prompt", type=int, default=1024, help="tokens")
     parser.add_argument("--context", type=int, help="tokens; default: what --rounds may need")
     parser.add_argument("--rounds", type=int, default=100, help="timed ones")
-    parser.add_argument("--device", default=None)
-    parser.add_argument("--tiny", action="store_true", help="a tiny model instead")
-    options = parser.parse_args(arguments)
-    if options.tiny:
-        options.rank_slice = None
-        options.override = json.dumps(TINY)
-    return options
+    return parsed(parser, arguments)
 
 
-def engine_args(options: argparse.Namespace, steps: int) -> EngineArgs:
-    """Of an engine with that many draft steps; 0 = without speculation."""
+def chosen(options: argparse.Namespace, steps: list[int] | None) -> list[int]:
+    """Steps to do something for; None = all."""
+    return options.steps if steps is None else steps
+
+
+def args_for(options: argparse.Namespace, steps: int) -> EngineArgs:
+    """Of the engine with that many draft steps."""
     rounds = SKIP + max(options.rounds, PROFILED)
-    longest = max(most_tokens(rounds, max(options.batches), max(options.steps)), GATE_TOKENS)
+    longest = max(most_tokens(rounds, max(options.batches), max(options.steps)), TOKENS)
     # A page more than is used: the scheduler admits a sequence only if each has one to spare. The
     # same for all steps, so that their kernels and splits of the keys are.
-    context = options.prompt + longest + 2 * EngineArgs.page_size
-    return EngineArgs(
-        model_path=options.config,
-        load_format="dummy",
-        device=options.device,
-        skip_tokenizer_init=True,
-        rank_slice=options.rank_slice,
-        json_model_override_args=options.override,
-        max_running_requests=max(options.batches),
-        cuda_graph_bs=tuple(options.batches),
-        context_length=options.context or context,
-        speculative_algorithm="EAGLE" if steps else None,
-        speculative_num_steps=steps or None,
-    )
-
-
-def greedy(engine: Engine, length: int) -> list[list[TokenLogprob]]:
-    """What greedy requests of `length` prompt tokens are answered, each with the most probable
-    tokens."""
-    params = SamplingParams(max_new_tokens=GATE_TOKENS, temperature=0.0, ignore_eos=True)
-    prompts = [prompt(row, length, engine) for row in range(GATE_PROMPTS)]
-    handles = [engine.submit(ids, params, logprobs=TOP, stream=False) for ids in prompts]
-    return [[token for update in handle for token in update.logprobs] for handle in handles]
-
-
-def gate(found: list[list[TokenLogprob]], wanted: list[list[TokenLogprob]]) -> str:
-    """ "pass", with how far outputs could be compared: up to where two tokens are so close that
-    rounding decides; else where they differ by more."""
-    equal, ties = 0, []
-    for got, want in zip(found, wanted, strict=True):
-        for at, (a, b) in enumerate(zip(got, want, strict=True)):
-            if a.token_id == b.token_id:
-                equal += 1
-                continue
-            gap = b.logprob - dict(b.top).get(a.token_id, -np.inf)
-            if not gap <= NEAR_TIE:
-                return f"differs from token {at} on, which is {gap:.3f} nats less probable"
-            ties.append(gap)
-            break
-    total = sum(map(len, wanted))
-    if not ties:
-        return f"pass: {equal} tokens"
-    return (
-        f"pass: {equal} of {total} tokens, {len(ties)} outputs part at near ties of up to "
-        f"{max(ties):.3f} nats"
-    )
+    context = options.context or options.prompt + longest + 2 * EngineArgs.page_size
+    return engine_args(options, steps, context=context, batches=tuple(options.batches))
 
 
 def round_numbers(window: Window, batch: int) -> dict:
@@ -193,36 +112,6 @@ def waits(window: Window) -> dict:
     }
 
 
-def describe(options: argparse.Namespace, steps: int) -> dict:
-    """What every row of a run says about it."""
-    return {
-        "model": "tiny" if options.tiny else Path(options.config).stem,
-        "rank_slice": options.rank_slice,
-        "override": None if options.tiny else options.override,
-        "prompt_len": options.prompt,
-        "steps": steps,
-    }
-
-
-def parts_for(parts: EngineParts, steps: int) -> EngineParts:
-    """The same weights with fewer draft blocks; each block is prepared for its place once."""
-    assert parts.drafts is not None
-    if not steps:
-        return replace(parts, drafts=None)
-    drafts = copy(parts.drafts)
-    drafts.depths = steps
-    drafts._weights, drafts._layers = drafts._weights[:steps], drafts._layers[:steps]
-    return replace(parts, drafts=drafts)
-
-
-def release() -> None:
-    """Give the memory of engines that are gone back to the GPU: the next plans with what is
-    free."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def way_of(engine: Engine, *, apart: bool) -> str:
     """How its rounds run."""
     executor = engine._core.executor
@@ -237,10 +126,10 @@ def measure_rounds(
     args: EngineArgs,
     options: argparse.Namespace,
     rows: Rows,
-    wanted: list[list[TokenLogprob]] | None,
+    wanted: Outputs | None,
     *,
     apart: bool = False,
-) -> tuple[list[list[TokenLogprob]], str, str]:
+) -> tuple[Outputs, str, str]:
     """Rows of op "round" for one engine.
 
     Args:    apart: record the verification and every depth as graphs of their own.
@@ -307,19 +196,20 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with profile():
         pass  # its library wants to be set up by the main thread
-    parts = load_parts(engine_args(options, max(options.steps)))
+    parts = load_parts(args_for(options, max(options.steps)))
     of = machine(parts.device)
     rows = Rows(str(options.out), device=of["device"], arch=of["arch"])
-    wanted, _, _ = measure_rounds(parts, engine_args(options, 0), options, rows, None)
+    wanted, _, _ = measure_rounds(parts, args_for(options, 0), options, rows, None)
     for steps in options.steps:
-        args = engine_args(options, steps)
+        args = args_for(options, steps)
         _, outcome, way = measure_rounds(parts, args, options, rows, wanted)
-        if way != "launched" and (options.compared is None or steps in options.compared):
-            launched = replace(args, disable_cuda_graph=True)
+        if way != "launched" and steps in chosen(options, options.apart):
             measure_rounds(parts, args, options, rows, wanted, apart=True)
-            measure_rounds(parts, launched, options, rows, wanted)
         if options.acceptances:
             measure_acceptance(parts, args, options, rows, outcome)
+        if way != "launched" and steps in chosen(options, options.launched):
+            launched = replace(args, disable_cuda_graph=True)
+            measure_rounds(parts, launched, options, rows, wanted)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,25 @@ def rounds(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def gates(rows: list[dict]) -> str:
+    """Outputs with speculation beside those without."""
+    found: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        if row["op"] == "gate":
+            found.setdefault((row["steps"], row["how"]), {})[row["dtype"]] = row
+    if not found:
+        return NONE_YET
+    dtypes = sorted({dtype for by_dtype in found.values() for dtype in by_dtype}, reverse=True)
+    lines = [
+        f"| draft steps, how rounds run | {' | '.join(dtypes)} | evidence |",
+        "|---|" + "---|" * (len(dtypes) + 1),
+    ]
+    for (steps, how), by_dtype in sorted(found.items(), key=lambda item: item[0][0]):
+        cells = " | ".join(_cell(by_dtype.get(dtype), "gate") for dtype in dtypes)
+        lines.append(f"| {steps}, {how} | {cells} | {_evidence(next(iter(by_dtype.values())))} |")
+    return "\n".join(lines)
+
+
 def by_acceptance(rows: list[dict]) -> dict[int, dict[int, list[dict]]]:
     """Rows of op "acceptance" by batch and steps, in the order of probability."""
     found: dict[int, dict[int, list[dict]]] = {}

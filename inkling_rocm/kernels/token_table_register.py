@@ -25,7 +25,7 @@ WINDOW, TAPS = 9, 4
 def make_problem(
     rows: int, *, page_size: int = 4, context: int = 2400, track: bool = True, seed: int = 0
 ) -> TokenTable:
-    """Random rows, one padding in four, one as long as the context; pages in random order, and
+    """Random rows, one padding in four, one as long as its pages; pages in random order, and
     those of the window freed below it."""
     generator = torch.Generator().manual_seed(seed)
     requests = rows + 2
@@ -40,7 +40,7 @@ def make_problem(
     window_slots = (window_slots[:, None] * page_size + torch.arange(page_size)).flatten()
     window_slots[:page_size] = 0
     lengths = torch.randint(1, 60, (rows,), generator=generator)
-    lengths[0] = context
+    lengths[0] = pages * page_size
     lengths[rows // 2] = 1
     request = 1 + torch.randperm(requests - 1, generator=generator)[:rows]
     slots = token_slots[request, lengths - 1].long()

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from bench.speculation import tables
+from bench.speculation.gate import gate
+from bench.speculation.gate import main as compare
 from bench.speculation.plot import plot
 from bench.speculation.rounds import MARK, RoundWatch, runtime_calls
-from bench.speculation.run import gate, main, waits, way_of
+from bench.speculation.run import main, waits, way_of
 from inkling_rocm.engine.request import TokenLogprob
 
 
@@ -65,13 +67,13 @@ def test_gate():
     far = [[one, token(9, (9, -0.5)), one], [two, two, two]]
     assert gate(far, wanted) == "differs from token 1 on, which is 0.400 nats less probable"
     unknown = [[one, token(7, (7, -0.5)), one], [two, two, two]]
-    assert gate(unknown, wanted) == "differs from token 1 on, which is inf nats less probable"
+    assert gate(unknown, wanted) == "differs from token 1 on, which is much less probable"
     with pytest.raises(ValueError, match="longer"):
         gate([[one], [two]], wanted)
 
 
 def test_tables_without_rows():
-    assert tables.rounds([]) == tables.acceptance([]) == tables.NONE_YET
+    assert tables.rounds([]) == tables.acceptance([]) == tables.gates([]) == tables.NONE_YET
 
 
 def test_a_row_a_way_makes_one_line():
@@ -110,3 +112,16 @@ def test_a_whole_run(tmp_path):
     assert (tmp_path / "plot.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="nothing to plot"):
         plot([], tmp_path / "none.png")
+
+
+@pytest.mark.full
+def test_the_gate_of_a_tiny_model(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    options = "--tiny --device cpu --steps 1,2 --prompt 9 --prompts 2 --tokens 6 --dtypes float32"
+    compare([*options.split(), "--out", str(out)])
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["steps"] for row in rows] == [0, 1, 2]
+    assert {row["gate"] for row in rows} == {"pass: 12 tokens"}
+    table = tables.gates(rows).splitlines()
+    assert table[0] == "| draft steps, how rounds run | float32 | evidence |"
+    assert table[3].startswith("| 1, launched | pass: 12 tokens | measured, ")
