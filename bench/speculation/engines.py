@@ -85,6 +85,7 @@ def engine_args(
         json_model_override_args=options.override,
         max_running_requests=max(batches),
         cuda_graph_bs=batches,
+        disable_prefill_cuda_graph=True,  # with speculation there are none
         context_length=context,
         speculative_algorithm="EAGLE" if steps else None,
         speculative_num_steps=steps or None,

@@ -112,8 +112,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64, help="of each output")
     parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--context", type=int, help="tokens; default: what is needed")
     options = parsed(parser, arguments)
-    context = options.prompt + options.tokens + max(options.steps) + 2 * EngineArgs.page_size
+    needed = options.prompt + options.tokens + max(options.steps) + 2 * EngineArgs.page_size
+    context = options.context or needed
 
     def args_of(steps: int, dtype: str) -> EngineArgs:
         args = engine_args(options, steps, context=context, batches=(options.prompts,))

@@ -1,7 +1,7 @@
 """Drawing in graphs on a GPU: parameters in fixed buffers, positions that the device knows.
 
 Rows whose logits are edited are not drawn there, so a parameter changes only with the batch.
-Written and emulated; it has not run on a GPU.
+Emulated, and tested on an H200.
 """
 
 from __future__ import annotations
