@@ -24,7 +24,7 @@ from triton_attn.hopper_schedule import item
 
 
 @gluon.jit
-def _await_previous():
+def await_previous():
     """Wait for the end and the stores of the launch before (see kernel_base.device)."""
     gl.inline_asm_elementwise(
         "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -142,7 +142,7 @@ def _produce(
                 if BIASED:
                     if top - back >= plain:
                         if count == 0:  # the rows come from the launch before; q, K and V do not
-                            _await_previous()
+                            await_previous()
                         row0 = (chunk_head * blocks + chunk_block).to(gl.int64) * BLOCK_M
                         _copy_bias(
                             rows_ptr, b_smem, stage, row0, t0, rows, n0, bias_m, bias_n, EXTENT,

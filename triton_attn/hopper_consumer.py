@@ -30,7 +30,7 @@ CLEAR, DIAGONAL, EDGE = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 
 
 @gluon.jit
-def _let_next_start():
+def let_next_start():
     """Allow the next launch to start (see kernel_base.device)."""
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -38,7 +38,7 @@ def _let_next_start():
 
 
 @gluon.jit
-def _pack(p, BLOCK_N: gl.constexpr, DTYPE: gl.constexpr):
+def pack(p, BLOCK_N: gl.constexpr, DTYPE: gl.constexpr):
     """fp32 [64, BLOCK_N] -> int32 [64, BLOCK_N / 2]: two rounded neighbours a word."""
     even, odd = gl.split(gl.reshape(p, [64, BLOCK_N // 2, 2]))
     if gl.bfloat16 == DTYPE:
@@ -52,15 +52,15 @@ def _pack(p, BLOCK_N: gl.constexpr, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _unpack(words, BLOCK_N: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr):
-    """The inverse of `_pack`, as the left operand of a product; registers only."""
+def unpack(words, BLOCK_N: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr):
+    """The inverse of `pack`, as the left operand of a product; registers only."""
     even = (words & 0xFFFF).to(gl.int16).to(DTYPE, bitcast=True)
     odd = (words >> 16).to(gl.int16).to(DTYPE, bitcast=True)
     return gl.convert_layout(gl.reshape(gl.join(even, odd), [64, BLOCK_N]), P_LAYOUT)
 
 
 @gluon.jit
-def _scores(
+def scores(
     q, k, eye, bias, BIASED: gl.constexpr, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr
 ):  # fmt: skip
     """Start q.k + bias of one tile."""
@@ -72,7 +72,7 @@ def _scores(
 
 
 @gluon.jit
-def _softmax(
+def softmax(
     s, m, l, tile, q_pos, keys, qk_scale,
     MASKED: gl.constexpr, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,7 @@ def _softmax(
 
 
 @gluon.jit
-def _step(
+def step(
     acc, words, m, l, tile, count, q, eye, k_smem, v_smem, b_smem, k_ready, k_free, v_ready,
     v_free, q_pos, keys, qk_scale,
     WARP_GROUP: gl.constexpr, BIASED: gl.constexpr, MASKED: gl.constexpr, WINDOW: gl.constexpr,
@@ -99,26 +99,26 @@ def _step(
 ):  # fmt: skip
     """Scores of tile number `count`, while the p.v product of the tile before it runs."""
     # Before the products start: nothing else may write their operands' registers then.
-    p = _unpack(words, BLOCK_N, P_LAYOUT, DTYPE)
+    p = unpack(words, BLOCK_N, P_LAYOUT, DTYPE)
     stage = count % STAGES
     before = (count - 1) % STAGES
     mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
     bias = b_smem.index(stage * 2 + WARP_GROUP if BIASED else 0)
-    s = _scores(q, k_smem.index(stage), eye, bias, BIASED, BLOCK_N, S_LAYOUT)
+    s = scores(q, k_smem.index(stage), eye, bias, BIASED, BLOCK_N, S_LAYOUT)
     mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
     acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(stage), count=1)
-    p_new, m, l, alpha = _softmax(s, m, l, tile, q_pos, keys, qk_scale, MASKED, WINDOW, BLOCK_N)
+    p_new, m, l, alpha = softmax(s, m, l, tile, q_pos, keys, qk_scale, MASKED, WINDOW, BLOCK_N)
     # l depends on every exponential: they are all issued before the wait, under the p.v product.
     acc, l, p_new = warpgroup_mma_wait(0, deps=[acc, l, p_new])
     mbarrier.arrive(v_free.index(before), count=1)
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    return acc, _pack(p_new, BLOCK_N, DTYPE), m, l
+    return acc, pack(p_new, BLOCK_N, DTYPE), m, l
 
 
 @gluon.jit
-def _skip(tiles, count, k_ready, k_free, v_ready, v_free, STAGES: gl.constexpr):
+def skip(tiles, count, k_ready, k_free, v_ready, v_free, STAGES: gl.constexpr):
     """Tiles that only the other warp group needs."""
     for _ in range(tiles):
         stage = count % STAGES
@@ -163,7 +163,7 @@ def consume(
     count = 0
     items = 0
     if BIASED:
-        _let_next_start()
+        let_next_start()
     next_head, _block, _request, next_token0, next_rows, next_t, next_end = item(
         0, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests, first_block, blocks, heads,
         BLOCK_M,
@@ -201,31 +201,31 @@ def consume(
             elif BIASED:  # beyond the extent the producer copied zeros: no mask there
                 full = gl.minimum(gl.maximum(t0 - EXTENT + 1, 0) // BLOCK_N, diag)
 
-            count = _skip(block_top - top, count, k_ready, k_free, v_ready, v_free, STAGES)
+            count = skip(block_top - top, count, k_ready, k_free, v_ready, v_free, STAGES)
             stage = count % STAGES
             mbarrier.wait(q_ready.index(q_buffer), (items // 2) & 1)
             mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
             bias = b_smem.index(stage * 2 + warp_group if BIASED else 0)
-            s = _scores(q, k_smem.index(stage), eye, bias, BIASED, BLOCK_N, s_layout)
+            s = scores(q, k_smem.index(stage), eye, bias, BIASED, BLOCK_N, s_layout)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_free.index(stage), count=1)
             m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, s_layout))
             l = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
             acc = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
-            p, m, l, _alpha = _softmax(
+            p, m, l, _alpha = softmax(
                 s, m, l, top, q_pos, keys, qk_scale, DIAGONAL, WINDOW, BLOCK_N
             )
-            p = _pack(p, BLOCK_N, dtype)
+            p = pack(p, BLOCK_N, dtype)
             count += 1
             for back in range(top - diag):
-                acc, p, m, l = _step(
+                acc, p, m, l = step(
                     acc, p, m, l, top - 1 - back, count, q, eye, k_smem, v_smem, b_smem, k_ready,
                     k_free, v_ready, v_free, q_pos, keys, qk_scale, warp_group, BIASED, DIAGONAL,
                     WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
             for back in range(diag - full):
-                acc, p, m, l = _step(
+                acc, p, m, l = step(
                     acc, p, m, l, diag - 1 - back, count, q, eye, k_smem, v_smem, b_smem, k_ready,
                     k_free, v_ready, v_free, q_pos, keys, qk_scale, warp_group, BIASED, CLEAR,
                     WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
@@ -233,7 +233,7 @@ def consume(
                 count += 1
             if WINDOW > 0:
                 for back in range(full - bottom):
-                    acc, p, m, l = _step(
+                    acc, p, m, l = step(
                         acc, p, m, l, full - 1 - back, count, q, eye, k_smem, v_smem, b_smem,
                         k_ready, k_free, v_ready, v_free, q_pos, keys, qk_scale, warp_group,
                         BIASED, EDGE, WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
@@ -241,7 +241,7 @@ def consume(
                     count += 1
             elif BIASED:
                 for back in range(full - bottom):
-                    acc, p, m, l = _step(
+                    acc, p, m, l = step(
                         acc, p, m, l, full - 1 - back, count, q, eye, k_smem, v_smem, b_smem,
                         k_ready, k_free, v_ready, v_free, q_pos, keys, qk_scale, warp_group,
                         False, CLEAR, WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
@@ -249,13 +249,13 @@ def consume(
                     count += 1
             mbarrier.arrive(q_free.index(q_buffer), count=1)
             items += 1
-            p = _unpack(p, BLOCK_N, p_layout, dtype)
+            p = unpack(p, BLOCK_N, p_layout, dtype)
             before = (count - 1) % STAGES
             mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
             acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_free.index(before), count=1)
-            count = _skip(
+            count = skip(
                 bottom - block_first // BLOCK_N, count, k_ready, k_free, v_ready, v_free, STAGES
             )
 

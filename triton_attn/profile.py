@@ -51,6 +51,7 @@ def _profile_rows_kernel(
     """Rows residue, residue + 16, ... of 16 * ROWS query rows of one head: factor * tau * r . P,
     reversed."""
     let_next_start(CHAINED)
+    END: tl.constexpr = (EXTENT + 7) // 8 * 8 + 16  # whole 8-column vectors at any shift
     # Residues vary fastest: the sixteen programs of a row group fill the same cache lines.
     residue, column_block = tl.program_id(0) % 16, tl.program_id(0) // 16
     # Groups slowest, as the attention reads them; its first blocks, the last ones, are still in L2.
@@ -90,7 +91,7 @@ def _profile_rows_kernel(
     needed = tl.maximum(EXTENT - 1 - (start + i0 + 16 * ROWS - 1), 0) // BLOCK_C * BLOCK_C
     first = tl.maximum(needed, column_block * COLUMNS)
     for x0 in tl.range(
-        first, tl.minimum(EXTENT + 16, (column_block + 1) * COLUMNS), BLOCK_C, num_stages=STAGES
+        first, tl.minimum(END, (column_block + 1) * COLUMNS), BLOCK_C, num_stages=STAGES
     ):
         x = x0 + tl.arange(0, BLOCK_C)
         p = tl.load(table_ptr + offs_r[:, None] * stride_table_r + x[None, :])
@@ -99,7 +100,7 @@ def _profile_rows_kernel(
         tl.store(
             ptrs,
             rel.to(rows_ptr.dtype.element_ty),
-            mask=mask_i[:, None] & (x < EXTENT + 16)[None, :],
+            mask=mask_i[:, None] & (x < END)[None, :],
         )
 
 
