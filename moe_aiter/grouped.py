@@ -21,7 +21,7 @@ import triton.language as tl
 
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
-from moe_aiter.routing import sort_choices
+from moe_aiter.routing import ROW_ALIGN, sort_choices
 from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
 from moe_aiter.tuning import COMBINE, DOWN_GROUPED, SWIGLU_GROUPED
 
@@ -155,10 +155,10 @@ def _down_grouped_kernel(
     )
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=("shared_row", "shared_rows", "first_expert", "num_experts"))
 def _combine_kernel(
-    out_ptr, partial_ptr, addend_ptr, ids_ptr, tokens, choices, first_expert, num_experts, hidden,
-    stride_out, stride_addend,
+    out_ptr, partial_ptr, addend_ptr, ids_ptr, place_ptr, shared_row, shared_rows, first_expert,
+    num_experts, hidden, stride_out, stride_addend,
     TOP_K: tl.constexpr, SHARED: tl.constexpr, HAS_ADDEND: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
@@ -168,11 +168,14 @@ def _combine_kernel(
     for k in tl.static_range(TOP_K):
         local = tl.load(ids_ptr + t * TOP_K + k) - first_expert
         inside = (local >= 0) & (local < num_experts)
-        part = tl.load(partial_ptr + (t * TOP_K + k) * hidden + offs, mask=mask & inside, other=0.0)
+        row = t * TOP_K + k
+        if place_ptr is not None:
+            row = tl.load(place_ptr + row, mask=inside, other=0).to(tl.int64)
+        part = tl.load(partial_ptr + row * hidden + offs, mask=mask & inside, other=0.0)
         acc += part.to(tl.float32)
     for s in tl.static_range(SHARED):
         part = tl.load(
-            partial_ptr + (choices + s * tokens + t) * hidden + offs, mask=mask, other=0.0
+            partial_ptr + (shared_row + s * shared_rows + t) * hidden + offs, mask=mask, other=0.0
         )
         acc += part.to(tl.float32)
     if HAS_ADDEND:
@@ -186,9 +189,11 @@ def combine(
     addend: torch.Tensor | None,
     topk_ids: torch.Tensor,
     *,
+    place: torch.Tensor | None = None,
     first_expert: int,
     num_experts: int,
     shared: int,
+    shared_rows: int | None = None,
     arch: Arch,
     row: TuningRow | None = None,
 ) -> torch.Tensor:
@@ -198,12 +203,16 @@ def combine(
         out: [T, H]. partial: [T * K + shared * T, H], choices then shared experts; rows of choices
             outside first_expert .. first_expert + num_experts - 1 are never read. addend: [T, H] or
             None.
+        place: int32 [T * K], the row of each local choice; None: its number.
+        shared_rows: rows from one shared expert's first to the next one's, the last of partial;
+            None: T.
     """
     (T, H), K = out.shape, topk_ids.shape[1]
     row = row or COMBINE.select(arch.name, hidden=H)
+    each = shared_rows or T
     _combine_kernel[(T, triton.cdiv(H, row.constexprs["BLOCK_N"]))](
-        out, partial, addend, topk_ids, T, T * K, first_expert, num_experts, H,
-        out.stride(0), 0 if addend is None else addend.stride(0),
+        out, partial, addend, topk_ids, place, partial.shape[0] - shared * each, each, first_expert,
+        num_experts, H, out.stride(0), 0 if addend is None else addend.stride(0),
         TOP_K=K, SHARED=shared, HAS_ADDEND=addend is not None, **row.launch_kwargs(),
     )  # fmt: skip
     return out
@@ -250,19 +259,23 @@ def experts_by_choice(
             f"experts_by_choice: BLOCK_M is {block_m} in the gate/up row and "
             f"{second.constexprs['BLOCK_M']} in the down row; wanted one: one sort serves both"
         )
+    hopper = c.get("VARIANT") == "hopper"
     order = sort_choices(
-        topk_ids, num_experts=X, block_m=block_m, first_expert=first_expert,
-        by_size=c.get("VARIANT") == "hopper", arch=arch,
+        topk_ids, num_experts=X, block_m=block_m, first_expert=first_expert, by_size=hopper,
+        arch=arch,
     )  # fmt: skip
     blocks = order.block_expert.numel()
     all_blocks = blocks + S * triton.cdiv(T, block_m)
-    act = torch.empty(choices + S * T, I, dtype=x.dtype, device=x.device)
-    partial = torch.empty(choices + S * T, H, dtype=x.dtype, device=x.device)
+    align = ROW_ALIGN.value if hopper else 1
+    shared_rows = triton.cdiv(T, align) * align
+    rows_of_all = order.choice.numel() + S * shared_rows
+    act = torch.empty(rows_of_all, I, dtype=x.dtype, device=x.device)
+    partial = torch.empty(rows_of_all, H, dtype=x.dtype, device=x.device)
     done: dict[str, Any] = {
-        "addend": addend, "topk_ids": topk_ids, "first_expert": first_expert, "num_experts": X,
-        "shared": S, "arch": arch,
+        "addend": addend, "topk_ids": topk_ids, "place": order.place, "first_expert": first_expert,
+        "num_experts": X, "shared": S, "shared_rows": shared_rows, "arch": arch,
     }  # fmt: skip
-    if c.get("VARIANT") == "hopper":
+    if hopper:
         from moe_aiter.hopper import launch_product  # Gluon: only where it is used
 
         fixed: dict[str, Any] = {"tokens": T, "top_k": K, "shared_experts": S, "arch": arch}

@@ -18,6 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
+    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -27,10 +28,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
-from moe_aiter.routing import SortedChoices
+from moe_aiter.routing import ROW_ALIGN, SortedChoices
 
 # Triton renamed these after 3.6; the old names are still there, and raise.
 _bulk_load = getattr(tma, "async_load", tma.async_copy_global_to_shared)
+_bulk_store = getattr(tma, "async_store", tma.async_copy_shared_to_global)
 _row_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
 
 BLOCK_M, BLOCK_N, BLOCK_K = 256, 128, 64
@@ -67,6 +69,12 @@ def _entry(block, order, blocks):
 
 
 @gluon.jit
+def _shared_rows(tokens):
+    """Rows from one shared expert's first to the next one's."""
+    return gl.cdiv(tokens, ROW_ALIGN) * ROW_ALIGN
+
+
+@gluon.jit
 def _tile(
     block, entry, tokens, choices, blocks, all_blocks, FOLD: gl.constexpr, BLOCK_M: gl.constexpr
 ):
@@ -79,7 +87,7 @@ def _tile(
         behind = gl.maximum(block - blocks, 0)
         is_shared = block >= blocks
         shared = gl.where(is_shared, behind // per_shared, -1)
-        first_row = choices + shared * tokens
+        first_row = choices + shared * _shared_rows(tokens)
         row0 = gl.where(is_shared, first_row + behind % per_shared * BLOCK_M, row0)
         end = gl.where(is_shared, first_row + tokens, end)
     rows = gl.maximum(gl.minimum(end - row0, BLOCK_M), 0)
@@ -94,16 +102,15 @@ def _listed(choice_ptr, row0, rows, offs_m, choices):
 
 
 @gluon.jit
-def _choices(listed, row, shared, tokens, choices, TOP_K: gl.constexpr, FOLD: gl.constexpr):
-    """Choice number, token and weight column of listed rows."""
-    choice = listed
-    token = choice // TOP_K
-    column = choice % TOP_K
+def _tokens(listed, row, shared, tokens, choices, TOP_K: gl.constexpr, FOLD: gl.constexpr):
+    """Token and weight column of listed rows."""
+    token = listed // TOP_K
+    column = listed % TOP_K
     if FOLD:
-        choice = gl.where(shared >= 0, row, choice)
-        token = gl.where(shared >= 0, (row - choices) % tokens, token)
+        behind = row - choices - shared * _shared_rows(tokens)
+        token = gl.where(shared >= 0, behind, token)
         column = gl.where(shared >= 0, TOP_K + shared, column)
-    return choice, token, column
+    return token, column
 
 
 @gluon.jit
@@ -113,7 +120,7 @@ def _x_rows(
 ):  # fmt: skip
     """Offsets of the tokens' rows of x: 32 bits, the launcher takes no x of 2^31 elements."""
     row, listed = _listed(choice_ptr, row0, rows, offs_m, choices)
-    _, token, _ = _choices(listed, row, shared, tokens, choices, TOP_K, FOLD)
+    token, _ = _tokens(listed, row, shared, tokens, choices, TOP_K, FOLD)
     return token * stride_x
 
 
@@ -215,8 +222,8 @@ def _produce(
 
 
 @gluon.jit
-def _gate_and_up(acc):
-    """The two halves of a gate/up tile's columns."""
+def _halves(acc):
+    """A tile's left and right columns: of a gate/up tile, gate and up."""
     rows: gl.constexpr = acc.shape[0]
     half: gl.constexpr = acc.shape[1] // 2
     return gl.split(gl.permute(gl.reshape(acc, [rows, 2, half]), (0, 2, 1)))
@@ -240,24 +247,21 @@ def _step(
 
 @gluon.jit
 def _consume(
-    warp_group: gl.constexpr, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns,
-    stride_gamma, a_smem, b_smem, ready, free,
+    warp_group: gl.constexpr, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+    stride_gamma, out_smem, a_smem, b_smem, ready, free,
     UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     tokens, choices, blocks, all_blocks = counts
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     width_n: gl.constexpr = BLOCK_N // 2 if UP else BLOCK_N
-    store_layout: gl.constexpr = gl.BlockedLayout(
-        [1, 8], [256 // width_n, width_n // 8], [4, 1], [1, 0]
-    )
-    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    dtype: gl.constexpr = a_smem.dtype
     first: gl.constexpr = warp_group * 64
-    store_m = first + gl.arange(0, 64, gl.SliceLayout(1, store_layout))
-    store_n = gl.arange(0, width_n, gl.SliceLayout(0, store_layout))
-    listed_m = store_m
     if UP:
-        gate, up = _gate_and_up(gl.zeros([64, BLOCK_N], gl.float32, acc_layout))
+        store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+        store_m = first + gl.arange(0, 64, gl.SliceLayout(1, store_layout))
+        store_n = gl.arange(0, width_n, gl.SliceLayout(0, store_layout))
+        gate, _up = _halves(gl.zeros([64, BLOCK_N], gl.float32, acc_layout))
         inner_layout: gl.constexpr = gate.type.layout
         listed_m = first + gl.arange(0, 64, gl.SliceLayout(1, inner_layout))
     blocks_n = gl.cdiv(columns, width_n)
@@ -275,81 +279,99 @@ def _consume(
         if rows > first:
             acc = gl.zeros([64, BLOCK_N], gl.float32, acc_layout)
             # What the end of a tile needs is asked for long before.
-            row, listed = _listed(choice_ptr, row0, rows, listed_m, choices)
+            if UP:
+                row, listed = _listed(choice_ptr, row0, rows, listed_m, choices)
             for step in range(steps // 2):
                 acc = _step(acc, count, step, warp_group, a_smem, b_smem, ready, free, STAGES)
                 count += 1
-            choice, token, column = _choices(listed, row, shared, tokens, choices, TOP_K, FOLD)
             if UP:
+                token, column = _tokens(listed, row, shared, tokens, choices, TOP_K, FOLD)
                 gamma = gl.load(gamma_ptr + token * stride_gamma + column)
             for step in range(steps // 2, steps):
                 acc = _step(acc, count, step, warp_group, a_smem, b_smem, ready, free, STAGES)
                 count += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1)
-            n = block_n * width_n + store_n
-            mask = (store_m < rows)[:, None] & (n < columns)[None, :]
+            left, right = _halves(acc)
+            n = block_n * width_n
             if UP:
-                gate, up = _gate_and_up(acc)
-                inner = gate / (1.0 + gl.exp(-gate)) * up * gamma[:, None]
+                inner = left / (1.0 + gl.exp(-left)) * right * gamma[:, None]
                 inner = gl.convert_layout(inner.to(dtype), store_layout)
-                row = (row0 + store_m).to(gl.int64)
-                gl.store(out_ptr + (row * columns)[:, None] + n[None, :], inner, mask=mask)
+                offs_n = n + store_n
+                mask = (store_m < rows)[:, None] & (offs_n < columns)[None, :]
+                at = (row0 + store_m).to(gl.int64) * columns
+                gl.store(out + at[:, None] + offs_n[None, :], inner, mask=mask)
             else:
-                ptrs = out_ptr + (choice.to(gl.int64) * columns)[:, None] + n[None, :]
-                gl.store(ptrs, gl.convert_layout(acc.to(dtype), store_layout), mask=mask)
+                left_smem, right_smem = out_smem.index(first // 32), out_smem.index(first // 32 + 1)
+                tma.store_wait(0)  # the tile before has left these
+                left_smem.store(left.to(dtype))
+                right_smem.store(right.to(dtype))
+                fence_async_shared()
+                if rows - first > 64 - ROW_ALIGN:
+                    _bulk_store(out, [row0 + first, n], left_smem)
+                    _bulk_store(out, [row0 + first, n + 64], right_smem)
+                else:
+                    for m in gl.static_range(0, 64 - ROW_ALIGN, ROW_ALIGN):
+                        if rows - first > m:
+                            at = row0 + first + m
+                            _bulk_store(few_desc, [at, n], left_smem.slice(m, ROW_ALIGN))
+                            _bulk_store(few_desc, [at, n + 64], right_smem.slice(m, ROW_ALIGN))
         elif rows > 0:  # only other groups have rows
             for _ in range(steps):
                 stage = count % STAGES
                 mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
                 mbarrier.arrive(free.index(stage), count=1)
                 count += 1
+    if not UP:
+        tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def _hopper_grouped_kernel(
-    out_ptr, a, half_desc, weights_desc, shared_desc, gamma_ptr, choice_ptr,
+    out, few_desc, a, half_desc, weights_desc, shared_desc, gamma_ptr, choice_ptr,
     block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr,
     tokens, choices, blocks, all_blocks, depth, rows_each, columns, stride_x, stride_gamma,
     UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    dtype: gl.constexpr = weights_desc.block_type.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     a_smem = gl.allocate_shared_memory(dtype, [4 * STAGES, 64, BLOCK_K], layout)
     b_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], layout)
+    out_smem = a_smem  # a gate/up tile leaves from registers
+    if not UP:
+        out_smem = gl.allocate_shared_memory(dtype, [8, 64, 64], layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         # One arrival for the bulk copies, and one of every producer thread for its own copies.
         mbarrier.init(ready.index(stage), count=129 if UP else 1)
         mbarrier.init(free.index(stage), count=4)
-    if block_count_ptr is not None:  # the blocks stand together: no round for empty slots
-        used = gl.load(block_count_ptr)
-        all_blocks += used - blocks
-        blocks = used
+    used = gl.load(block_count_ptr)  # no rounds for empty slots
+    all_blocks += used - blocks
+    blocks = used
     order = (block_expert_ptr, block_begin_ptr, block_end_ptr)
     counts = (tokens, choices, blocks, all_blocks)
     gl.warp_specialize(
         [
             (_consume, (
-                0, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns, stride_gamma,
-                a_smem, b_smem, ready, free,
+                0, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+                stride_gamma, out_smem, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
             (_consume, (
-                1, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns, stride_gamma,
-                a_smem, b_smem, ready, free,
+                1, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+                stride_gamma, out_smem, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
             (_consume, (
-                2, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns, stride_gamma,
-                a_smem, b_smem, ready, free,
+                2, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+                stride_gamma, out_smem, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
             (_consume, (
-                3, out_ptr, gamma_ptr, choice_ptr, order, counts, depth, columns, stride_gamma,
-                a_smem, b_smem, ready, free,
+                3, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+                stride_gamma, out_smem, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
             (_produce, (
@@ -388,28 +410,28 @@ def launch_product(
     """One of the two grouped products.
 
     Args:
-        out: act [rows, I] (gate/up, with gamma) or partial [rows, H] (down).
+        out: act [rows, I] (gate/up, with gamma) or partial [rows, H] (down): the rows of
+            order.choice, then those of each shared expert, at multiples of ROW_ALIGN.
         rows: x [T, H], or act. weights: [X, 2I, H] or [X, H, I]; shared: likewise, or None.
         gamma: fp32 [T, K + S] for the gate/up product, else None.
-        row: constexprs STAGES and PERSISTENT: one program a multiprocessor, or one a tile (the
-            hardware then balances tiles of unequal rows).
+        order: by size.
+        row: constexpr STAGES.
     """
     up = gamma is not None
     columns, depth = out.shape[1], rows.shape[1]
     blocks = order.block_expert.numel()
     all_blocks = blocks + shared_experts * triton.cdiv(tokens, BLOCK_M)
     tiles = all_blocks * triton.cdiv(columns, BLOCK_N // 2 if up else BLOCK_N)
-    programs = min(arch.compute_units, tiles) if row.constexprs["PERSISTENT"] else tiles
-    _hopper_grouped_kernel[(programs,)](
-        out,
+    _hopper_grouped_kernel[(min(arch.compute_units, tiles),)](
+        out if up else _descriptor(out),
+        None if up else _descriptor(out, ROW_ALIGN.value),
         rows if up else _descriptor(rows),
         None if up else _descriptor(rows, 32),
         _descriptor(weights),
         _descriptor(shared) if shared_experts and shared is not None else None,
         gamma, order.choice, order.block_expert, order.block_begin, order.block_end,
-        order.block_count, tokens, tokens * top_k, blocks, all_blocks, depth, weights.shape[1],
-        columns,
-        rows.stride(0), gamma.stride(0) if gamma is not None else 0,
+        order.block_count, tokens, order.choice.numel(), blocks, all_blocks, depth,
+        weights.shape[1], columns, rows.stride(0), gamma.stride(0) if gamma is not None else 0,
         UP=up, TOP_K=top_k, FOLD=shared_experts > 0,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, STAGES=row.constexprs["STAGES"],
         num_warps=4,

@@ -10,8 +10,8 @@ in the second, program c knows from the counts where its chunk's choices go.
 Row blocks of expert e live at block slots lt // BLOCK_M + e .. (lt = choices of smaller local ids):
 since ceil(n / b) <= (lt + n) // b - lt // b + 1 these ranges never overlap, so no program has to
 know how many blocks the others need; slots left over are marked empty and a GEMM program that meets
-one leaves. By size (on request, where two launches sort) the largest blocks come first and the
-empty slots last: programs that take every n-th block then end together.
+one leaves. By size (on request, two launches) the largest blocks come first and the empty slots
+last: programs that take every n-th block then end together.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ import triton.language as tl
 
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
+from moe_aiter.checks import require
 from moe_aiter.tuning import SORT
 
 # Choices compared with all experts and all others of a chunk, and chunks counted, at a time.
 STRIP, CHUNKS = tl.constexpr(16), tl.constexpr(64)
+# By size, every expert's rows begin at a multiple of this: bulk stores take 16 rows at a time.
+ROW_ALIGN = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=("choices", "first_expert", "num_experts"))
@@ -67,8 +70,6 @@ def _sort_kernel(
     if e == num_experts - 1:  # ids outside the local range leave slots behind the last expert's
         for slot in range(last_slot, choices // BLOCK_M + num_experts):
             tl.store(block_expert_ptr + slot, -1)
-            tl.store(block_begin_ptr + slot, 0)
-            tl.store(block_end_ptr + slot, 0)
 
 
 @triton.jit(do_not_specialize=("choices", "first_expert", "num_experts"))
@@ -149,15 +150,12 @@ def _list_blocks(
         used = tl.sum(count, 0) // BLOCK_M + num_experts
     slots = choices // BLOCK_M + num_experts
     for first in range(used, slots, BLOCK_X):
-        mask = first + x < slots
-        tl.store(block_expert_ptr + first + x, -1, mask=mask)
-        tl.store(block_begin_ptr + first + x, 0, mask=mask)
-        tl.store(block_end_ptr + first + x, 0, mask=mask)
+        tl.store(block_expert_ptr + first + x, -1, mask=first + x < slots)
 
 
 @triton.jit(do_not_specialize=("choices", "chunks", "first_expert", "num_experts"))
 def _place_kernel(
-    sorted_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr,
+    sorted_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr, place_ptr,
     counts_ptr, rank_ptr, ids_ptr, choices, chunks, first_expert, num_experts,
     BY_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +174,8 @@ def _place_kernel(
         counts = counts.to(tl.int32)
         count += tl.sum(counts, 0)
         before += tl.sum(tl.where((c < chunk)[:, None], counts, 0), 0)
-    begin = tl.cumsum(count, 0) - count
+    rows = (count + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN if BY_SIZE else count
+    begin = tl.cumsum(rows, 0) - rows
     if chunk == chunks:
         _list_blocks(
             block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr, begin, count,
@@ -186,6 +185,8 @@ def _place_kernel(
     mine = (local >= 0) & (local < num_experts) & (p < choices)
     at = tl.gather(begin + before, tl.where(mine, local, 0), 0)
     tl.store(sorted_ptr + at + rank, p, mask=mine)
+    if BY_SIZE:
+        tl.store(place_ptr + p, at + rank, mask=mine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,13 +195,13 @@ class SortedChoices:
 
     Attributes:
         choice: int32 [T * K]; the first n entries are the local choices' flat indices (token * K +
-        k).
+        k). By size: a multiple of ROW_ALIGN long, with gaps between the experts that hold nothing.
         block_expert: int32 [blocks], local expert of a row block, -1 = empty slot.
         block_begin, block_end: int32 [blocks], its first row in `choice` and the end of its
-        expert's rows (not above the first row in an empty slot).
+        expert's rows.
         block_m: rows a block has at most.
-        block_count: int32 [1], number of blocks where they all stand before the empty slots; None
-        where they do not.
+        block_count: int32 [1], number of blocks, by size; else None.
+        place: int32 [T * K], where in `choice` each local choice stands, by size; else None.
     """
 
     choice: torch.Tensor
@@ -209,6 +210,7 @@ class SortedChoices:
     block_end: torch.Tensor
     block_m: int
     block_count: torch.Tensor | None = None
+    place: torch.Tensor | None = None
 
 
 def sort_choices(
@@ -224,17 +226,25 @@ def sort_choices(
     """Group the choices of local experts by expert; one launch, or two for many choices.
 
     Args: topk_ids: int32 [T, K] contiguous, T * K >= 1. num_experts, first_expert: the local range;
-        other ids are dropped. block_m: rows of a block. by_size: where two launches sort, list the
-        blocks with the most rows (in quarters of block_m) first and the empty slots last.
+        other ids are dropped. block_m: rows of a block. by_size: list the blocks with the most rows
+        (in quarters of block_m) first and the empty slots last, begin each expert's rows at a
+        multiple of ROW_ALIGN and say where each choice stands; always two launches.
     """
     choices = topk_ids.numel()
-    row = row or SORT.select(arch.name, choices=choices)
+    # By size with few choices: the row for the most, which has two launches.
+    row = row or SORT.select(arch.name, choices=1 << 30 if by_size else choices)
+    require(
+        "sort_choices", not by_size or row.constexprs["LAUNCHES"] == 2, "LAUNCHES by size",
+        row.constexprs["LAUNCHES"], 2,
+    )  # fmt: skip
     blocks = choices // block_m + num_experts
     device = topk_ids.device
-    choice, expert, begin, end, count = _parts(
-        device, torch.int32, (choices, blocks, blocks, blocks, 1)
+    gaps, places = 0, 0
+    if by_size:
+        gaps, places = ROW_ALIGN.value * num_experts + -choices % ROW_ALIGN.value, choices
+    choice, expert, begin, end, count, place = _parts(
+        device, torch.int32, (choices + gaps, blocks, blocks, blocks, 1, places)
     )
-    by_size = by_size and row.constexprs["LAUNCHES"] == 2
     block_p: Any = row.constexprs["BLOCK_P"]
     if row.constexprs["LAUNCHES"] == 1:
         _sort_kernel[(num_experts,)](
@@ -249,13 +259,13 @@ def sort_choices(
             BLOCK_P=block_p, BLOCK_X=block_x, **row.options,
         )  # fmt: skip
         _place_kernel[(chunks + 1,)](
-            choice, expert, begin, end, count if by_size else None, counts, rank, topk_ids,
-            choices, chunks, first_expert, num_experts,
+            choice, expert, begin, end, *((count, place) if by_size else (None, None)),
+            counts, rank, topk_ids, choices, chunks, first_expert, num_experts,
             BY_SIZE=by_size, BLOCK_M=block_m, BLOCK_P=block_p, BLOCK_X=block_x, **row.options,
         )  # fmt: skip
     return SortedChoices(
         choice=choice, block_expert=expert, block_begin=begin, block_end=end, block_m=block_m,
-        block_count=count if by_size else None,
+        block_count=count if by_size else None, place=place if by_size else None,
     )  # fmt: skip
 
 

@@ -100,8 +100,8 @@ def _down_tokens():
 _MANY_ROWS = {"rows": (96, None), "bits": 16, "bulk": True}
 
 
-def _hopper(persistent):
-    return {"VARIANT": "hopper", "BLOCK_M": 256, "STAGES": 4, "PERSISTENT": persistent}
+def _hopper(stages):
+    return {"VARIANT": "hopper", "BLOCK_M": 256, "STAGES": stages}
 
 
 # BLOCK_M must agree between the two products for the same facts: one sort serves both.
@@ -117,7 +117,7 @@ def _swiglu_grouped():
             yield _measured({"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 24)}, _gemm(32, 64, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 48)}, _gemm(64, 64, 128, 1), _nvidia(4, 4))
-            yield _measured(_MANY_ROWS, _hopper(persistent=True), {})
+            yield _measured(_MANY_ROWS, _hopper(4), {})
             yield _measured({}, _gemm(128, 128, 64, 4), _nvidia(8, 3))
             continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
@@ -138,7 +138,7 @@ def _down_grouped():
             yield _measured({"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 24)}, _gemm(32, 128, 128, 4), _nvidia(4, 2))
             yield _measured({"rows": (None, 48)}, _gemm(64, 128, 64, 4), _nvidia(4, 3))
-            yield _measured(_MANY_ROWS, _hopper(persistent=True), {})
+            yield _measured(_MANY_ROWS, _hopper(3), {})
             yield _measured({}, _gemm(128, 256, 64, 4), _nvidia(8, 3))
             continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))

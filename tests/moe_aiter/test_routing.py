@@ -10,8 +10,9 @@ pytest.importorskip("triton")
 from gcn_emulator.triton_driver import emulate
 from kernel_base.arch import ARCHS
 from kernel_base.tuning import TuningRow
+from moe_aiter.grouped import combine
 from moe_aiter.register import sort_reference
-from moe_aiter.routing import SortedChoices, sort_choices
+from moe_aiter.routing import ROW_ALIGN, SortedChoices, sort_choices
 
 BLOCK_M = 16
 
@@ -30,44 +31,101 @@ def blocks_of(order: SortedChoices) -> list[tuple[int, int, int]]:
     return [slot for slot in slots if slot[0] >= 0]
 
 
-def wanted_blocks(ids: torch.Tensor, experts: int, first: int) -> list[tuple[int, int, int]]:
+def wanted_blocks(
+    ids: torch.Tensor, experts: int, first: int, align: int
+) -> list[tuple[int, int, int]]:
     counts = torch.bincount(ids.flatten(), minlength=first + experts)[first : first + experts]
-    ends = counts.cumsum(0).tolist()
+    begins = ((counts + align - 1) // align * align).cumsum(0).roll(1)
+    begins[0] = 0
     return [
-        (expert, row, ends[expert])
-        for expert, count in enumerate(counts.tolist())
-        for row in range(ends[expert] - count, ends[expert], BLOCK_M)
+        (expert, row, begin + count)
+        for expert, (begin, count) in enumerate(zip(begins.tolist(), counts.tolist(), strict=True))
+        for row in range(begin, begin + count, BLOCK_M)
     ]
 
 
-@pytest.mark.parametrize("launches", [1, 2])
-@pytest.mark.parametrize(
+CASES = pytest.mark.parametrize(
     ("tokens", "experts", "first", "known"),
     [(150, 7, 0, 7), (150, 5, 3, 12), (40, 1, 0, 1), (9, 20, 0, 20), (6, 4, 9, 9)],
     ids=["three chunks", "a range of the experts", "one expert", "few choices", "none local"],
 )
-def test_order_and_blocks(launches, tokens, experts, first, known):
+
+
+def crowded_ids(tokens: int, known: int) -> torch.Tensor:
+    """Ids of two choices a token, one expert with many more rows than the others."""
     generator = torch.Generator().manual_seed(tokens)
     ids = torch.randint(0, known, (tokens, 2), dtype=torch.int32, generator=generator)
-    ids[: tokens // 4] = ids[0, 0]  # an expert with many more rows than the others
-    row = way(launches, 128)
-    fixed = {"num_experts": experts, "first_expert": first, "block_m": BLOCK_M, "row": row}
+    ids[: tokens // 4] = ids[0, 0]
+    return ids
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+@CASES
+def test_order_and_blocks(launches, tokens, experts, first, known):
+    ids = crowded_ids(tokens, known)
     with emulate("gfx942"):
-        by_place, by_size = (
-            sort_choices(ids, **fixed, by_size=flag, arch=ARCHS["gfx942"]) for flag in (False, True)
-        )
+        order = sort_choices(
+            ids, num_experts=experts, first_expert=first, block_m=BLOCK_M, row=way(launches, 128),
+            arch=ARCHS["gfx942"],
+        )  # fmt: skip
     want = sort_reference(ids, experts, first)
-    blocks = wanted_blocks(ids, experts, first)
-    for order in (by_place, by_size):
-        assert torch.equal(order.choice[: len(want)], want)
-        assert sorted(blocks_of(order)) == blocks
-        empty = order.block_expert < 0
-        assert (order.block_end <= order.block_begin)[empty].all()
-    assert by_place.block_count is None
-    if launches == 1:
-        assert by_size.block_count is None
-        return
-    assert by_size.block_count.item() == len(blocks)
-    assert (by_size.block_expert[: len(blocks)] >= 0).all()
-    quarters = [-(-min(end - row, BLOCK_M) // (BLOCK_M // 4)) for _, row, end in blocks_of(by_size)]
+    assert torch.equal(order.choice[: len(want)], want)
+    assert sorted(blocks_of(order)) == wanted_blocks(ids, experts, first, 1)
+    assert order.block_count is None
+    assert order.place is None
+
+
+@CASES
+def test_by_size(tokens, experts, first, known):
+    ids = crowded_ids(tokens, known)
+    with emulate("gfx942"):
+        order = sort_choices(
+            ids, num_experts=experts, first_expert=first, block_m=64, row=way(2, 128),
+            by_size=True, arch=ARCHS["gfx942"],
+        )  # fmt: skip
+    want = sort_reference(ids, experts, first)
+    blocks = blocks_of(order)
+    assert order.block_count.item() == len(blocks)
+    assert (order.block_expert[: len(blocks)] >= 0).all()
+    quarters = [-(-min(end - row, 64) // 16) for _, row, end in blocks]
     assert quarters == sorted(quarters, reverse=True)
+    # The experts' rows one after another, without the gaps, are the choices in order.
+    rows = sorted((row, min(end, row + 64)) for _, row, end in blocks)
+    assert all(row % ROW_ALIGN.value == 0 for row, _ in rows)
+    listed = [order.choice[row:end] for row, end in rows]
+    assert torch.equal(torch.cat(listed) if listed else want, want)
+    places = torch.cat([torch.arange(row, end) for row, end in rows]) if rows else want
+    assert torch.equal(order.place[want.long()], places.int())
+    assert len(order.choice) % ROW_ALIGN.value == 0
+
+
+def test_by_size_takes_two_launches():
+    with pytest.raises(ValueError, match="LAUNCHES by size"):
+        sort_choices(
+            crowded_ids(9, 3), num_experts=3, block_m=64, row=way(1, 128), by_size=True,
+            arch=ARCHS["gfx942"],
+        )  # fmt: skip
+
+
+def test_combine_where_choices_stand():
+    """Rows in another order, gaps between them, shared experts further apart than tokens."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, hidden, apart = 5, 72, 16
+    ids = torch.tensor([[0, 3], [4, 1], [2, 4], [9, 0], [1, 2]], dtype=torch.int32)
+    plain = torch.randn(tokens * 2 + 2 * tokens, hidden, generator=generator).bfloat16()
+    fixed = {"first_expert": 1, "num_experts": 4, "shared": 2, "arch": ARCHS["gfx942"]}
+    place = torch.randperm(32, generator=generator)[: tokens * 2].int()
+    moved = torch.full((32 + 2 * apart, hidden), float("nan"), dtype=torch.bfloat16)
+    moved[place.long()] = plain[: tokens * 2]
+    for shared in range(2):
+        moved[32 + shared * apart :][:tokens] = plain[tokens * (2 + shared) :][:tokens]
+    with emulate("gfx942"):
+        want, out = (
+            combine(torch.full((tokens, hidden), float("nan")).bfloat16(), *given, **fixed, **more)
+            for given, more in (
+                ((plain, None, ids), {}),
+                ((moved, None, ids), {"place": place, "shared_rows": apart}),
+            )
+        )
+    assert torch.equal(out, want)
+    assert out.isfinite().all()
