@@ -7,7 +7,12 @@ has 256 rows, which is all that most experts have: their weights cross once.
 One producer warp group fills a ring of shared-memory stages: weights (and the inner activations) by
 bulk tensor copies, the gathered token rows by asynchronous copies. Four consumer warp groups own 64
 rows each; a group without rows does nothing, and its rows are not loaded. A tile is 64 gate columns
-beside the 64 up columns that belong to them, or 128 columns of the down product.
+beside the 64 up columns that belong to them, or 128 columns of the down product. It leaves by bulk
+tensor copies while the next one is computed: so the down product's rows stay in sorted order too,
+every expert's at a multiple of 16, and grouped.py's sum finds a choice's row by its place.
+
+A program walks the tiles of all row blocks, largest blocks first, from its own number in steps of
+the number of programs. Where its next tile is it asks the lists a tile ahead.
 """
 
 from __future__ import annotations
@@ -247,8 +252,8 @@ def _step(
 
 @gluon.jit
 def _consume(
-    warp_group: gl.constexpr, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
-    stride_gamma, out_smem, a_smem, b_smem, ready, free,
+    warp_group: gl.constexpr, out_desc, few_desc, gamma_ptr, choice_ptr, order, counts, depth,
+    columns, stride_gamma, out_smem, a_smem, b_smem, ready, free,
     UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -258,9 +263,6 @@ def _consume(
     dtype: gl.constexpr = a_smem.dtype
     first: gl.constexpr = warp_group * 64
     if UP:
-        store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-        store_m = first + gl.arange(0, 64, gl.SliceLayout(1, store_layout))
-        store_n = gl.arange(0, width_n, gl.SliceLayout(0, store_layout))
         gate, _up = _halves(gl.zeros([64, BLOCK_N], gl.float32, acc_layout))
         inner_layout: gl.constexpr = gate.type.layout
         listed_m = first + gl.arange(0, 64, gl.SliceLayout(1, inner_layout))
@@ -293,42 +295,35 @@ def _consume(
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1)
             left, right = _halves(acc)
-            n = block_n * width_n
+            tma.store_wait(0)  # the tile before has left shared memory
             if UP:
                 inner = left / (1.0 + gl.exp(-left)) * right * gamma[:, None]
-                inner = gl.convert_layout(inner.to(dtype), store_layout)
-                offs_n = n + store_n
-                mask = (store_m < rows)[:, None] & (offs_n < columns)[None, :]
-                at = (row0 + store_m).to(gl.int64) * columns
-                gl.store(out + at[:, None] + offs_n[None, :], inner, mask=mask)
+                out_smem.index(warp_group).store(inner.to(dtype))
             else:
-                left_smem, right_smem = out_smem.index(first // 32), out_smem.index(first // 32 + 1)
-                tma.store_wait(0)  # the tile before has left these
-                left_smem.store(left.to(dtype))
-                right_smem.store(right.to(dtype))
-                fence_async_shared()
+                out_smem.index(2 * warp_group).store(left.to(dtype))
+                out_smem.index(2 * warp_group + 1).store(right.to(dtype))
+            fence_async_shared()
+            for half in gl.static_range(1 if UP else 2):
+                tile = out_smem.index(warp_group * (1 if UP else 2) + half)
+                n = block_n * width_n + half * 64
                 if rows - first > 64 - ROW_ALIGN:
-                    _bulk_store(out, [row0 + first, n], left_smem)
-                    _bulk_store(out, [row0 + first, n + 64], right_smem)
+                    _bulk_store(out_desc, [row0 + first, n], tile)
                 else:
                     for m in gl.static_range(0, 64 - ROW_ALIGN, ROW_ALIGN):
                         if rows - first > m:
-                            at = row0 + first + m
-                            _bulk_store(few_desc, [at, n], left_smem.slice(m, ROW_ALIGN))
-                            _bulk_store(few_desc, [at, n + 64], right_smem.slice(m, ROW_ALIGN))
+                            _bulk_store(few_desc, [row0 + first + m, n], tile.slice(m, ROW_ALIGN))
         elif rows > 0:  # only other groups have rows
             for _ in range(steps):
                 stage = count % STAGES
                 mbarrier.wait(ready.index(stage), (count // STAGES) & 1)
                 mbarrier.arrive(free.index(stage), count=1)
                 count += 1
-    if not UP:
-        tma.store_wait(0)
+    tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def _hopper_grouped_kernel(
-    out, few_desc, a, half_desc, weights_desc, shared_desc, gamma_ptr, choice_ptr,
+    out_desc, few_desc, a, half_desc, weights_desc, shared_desc, gamma_ptr, choice_ptr,
     block_expert_ptr, block_begin_ptr, block_end_ptr, block_count_ptr,
     tokens, choices, blocks, all_blocks, depth, rows_each, columns, stride_x, stride_gamma,
     UP: gl.constexpr, TOP_K: gl.constexpr, FOLD: gl.constexpr,
@@ -338,9 +333,7 @@ def _hopper_grouped_kernel(
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     a_smem = gl.allocate_shared_memory(dtype, [4 * STAGES, 64, BLOCK_K], layout)
     b_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], layout)
-    out_smem = a_smem  # a gate/up tile leaves from registers
-    if not UP:
-        out_smem = gl.allocate_shared_memory(dtype, [8, 64, 64], layout)
+    out_smem = gl.allocate_shared_memory(dtype, [4 if UP else 8, 64, 64], layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -355,22 +348,22 @@ def _hopper_grouped_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                0, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+                0, out_desc, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
                 stride_gamma, out_smem, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
             (_consume, (
-                1, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+                1, out_desc, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
                 stride_gamma, out_smem, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
             (_consume, (
-                2, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+                2, out_desc, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
                 stride_gamma, out_smem, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
             (_consume, (
-                3, out, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
+                3, out_desc, few_desc, gamma_ptr, choice_ptr, order, counts, depth, columns,
                 stride_gamma, out_smem, a_smem, b_smem, ready, free,
                 UP, TOP_K, FOLD, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
             )),
@@ -423,8 +416,8 @@ def launch_product(
     all_blocks = blocks + shared_experts * triton.cdiv(tokens, BLOCK_M)
     tiles = all_blocks * triton.cdiv(columns, BLOCK_N // 2 if up else BLOCK_N)
     _hopper_grouped_kernel[(min(arch.compute_units, tiles),)](
-        out if up else _descriptor(out),
-        None if up else _descriptor(out, ROW_ALIGN.value),
+        _descriptor(out),
+        _descriptor(out, ROW_ALIGN.value),
         rows if up else _descriptor(rows),
         None if up else _descriptor(rows, 32),
         _descriptor(weights),
