@@ -19,8 +19,9 @@ from triton_attn.tuning import DECODE, tile_rows
 MAX_VERIFY_TOKENS = 16
 # Partial results that a request and K/V head has at most.
 MAX_PARTS = 128
-# Programs per compute unit that keep a GPU busy: from there on they take groups of units.
-MANY_PARTS = 1.9
+# Programs per 100 compute units that keep a GPU busy: from there on they take groups of units. A
+# row's FILL overrides it.
+FILL = 190
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,14 +229,14 @@ def _launch(
     span = min(max_kv_len, window + max_q_len) if window else max_kv_len
     split, units = int(row.constexprs["SPLIT"]), int(row.constexprs["UNITS"])
     most_units, tiles = triton.cdiv(span, split) + (1 if window else 0), pairs * row_blocks
-    many = int(MANY_PARTS * arch.compute_units)
+    constants = dict(row.constexprs)
+    many = int(constants.pop("FILL", FILL)) * arch.compute_units // 100
     groups = triton.cdiv(most_units, units)
     most_parts = groups if tiles * groups >= many else most_units
     # Enough programs to fill the GPU a few times over; each walks the parts with that stride.
     enough = max(32, triton.cdiv(8 * arch.compute_units, tiles))
     # Pipelining does not change a result: programs of a single unit may take fewer stages, whose
     # shared memory leaves room for more of them.
-    constants = dict(row.constexprs)
     alone = constants.pop("ALONE", constants["STAGES"])
     if most_parts > groups:
         constants["STAGES"] = alone

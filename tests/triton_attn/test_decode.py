@@ -22,13 +22,15 @@ BF16 = torch.bfloat16
     [("decode", (1, 1, 1), 0), ("verify", (3, 1, 2), 0), ("verify", (3, 2, 1), 70)],
     ids=["decode", "verify", "window"],
 )
-def test_groups_and_units_are_the_same_bits(target, monkeypatch, entry, q_lens, window, here):
-    """Many programs take one unit each, few take a group: the batch decides, not the result."""
+def test_groups_and_units_are_the_same_bits(target, entry, q_lens, window, here):
+    """Many programs take one unit each, few take a group, with other pipelines: the batch decides,
+    not the result."""
     problem = make_problem(q_lens, (170, 40, 97), heads=4, window=window, dtype=BF16)
-    row = small_row(target.arch, DECODE_OPTIONS, UNITS=4, MERGE_HERE=here)
     outs = []
-    for many in (1e4, 0.0):
-        monkeypatch.setattr(decode, "MANY_PARTS", many)
+    for fill in (1_000_000, 0):
+        row = small_row(
+            target.arch, DECODE_OPTIONS, UNITS=4, MERGE_HERE=here, FILL=fill, STAGES=1, ALONE=2
+        )
         outs.append(run(target, problem, entry, row=row, lse=True))
     assert within_budget(problem, outs[0][0])
     assert torch.equal(outs[0][0], outs[1][0])
