@@ -18,14 +18,15 @@ class KnownTexts:
         texts: by prompt and continuation, prompt and output.
         compare: the config with whose CPU model the draft logits that a round leaves are compared;
             for greedy requests, and an engine that keeps them (rejection sampling).
+        roll: see fresh_draft_logits.
 
     Attributes: errors: largest difference of each row and round.
     """
 
-    def __init__(self, engine, texts: Texts, share: float, *, compare=None):
+    def __init__(self, engine, texts: Texts, share: float, *, compare=None, roll=0):
         self.errors: list[float] = []
         self._engine, self._texts, self._share, self._config = engine, texts, share, compare
-        self._rng = random.Random(1)
+        self._rng, self._roll = random.Random(1), roll
         self._drafter = drafter_of(engine)
         self._runner = runner = engine._core.executor.rounds
         assert runner is not None, "rounds were not captured"
@@ -69,6 +70,6 @@ class KnownTexts:
             if end + 1 > len(text) or end > allocated:
                 continue  # it has ended, unknown to the host
             drafts = self._drafter.tokens[slot].tolist()
-            want = fresh_draft_logits(self._config, text[: end + 1], drafts)
+            want = fresh_draft_logits(self._config, text[: end + 1], drafts, roll=self._roll)
             error = (self._drafter.logits[slot].cpu() - want).abs().max()
             self.errors.append(float(error.nan_to_num(nan=float("inf"))))

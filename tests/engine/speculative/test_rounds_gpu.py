@@ -171,6 +171,15 @@ def test_prefix_hits_on_what_a_verification_has_written(conversations, steps, ar
     assert max(known.errors) < 2e-3
 
 
+def test_the_comparison_can_fail(conversations):
+    """A fresh run whose draft blocks read the hidden states of a position before."""
+    plain, texts = conversations
+    with engine_on(GPU, 2, speculative_use_rejection_sampling=True) as engine:
+        known = KnownTexts(engine, texts, 0.6, compare=CONFIG, roll=1)
+        assert converse(engine, SALTS)[0] == plain
+    assert min(known.errors) > 1e-2
+
+
 def test_hits_in_host_memory_and_on_disk(conversations, tmp_path):
     """What was given up comes back from pinned memory, and after a restart from files."""
     plain, texts = conversations
