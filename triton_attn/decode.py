@@ -235,8 +235,9 @@ def _launch(
     most_parts = groups if tiles * groups >= many else most_units
     # Enough programs to fill the GPU a few times over; each walks the parts with that stride.
     enough = max(32, triton.cdiv(8 * arch.compute_units, tiles))
-    # Pipelining does not change a result: programs of a single unit may take fewer stages, whose
-    # shared memory leaves room for more of them.
+    # Programs of a single unit may take fewer stages, whose shared memory leaves room for more of
+    # them. A compiler may contract the pipelined sums otherwise: rows where the two differ are
+    # proven bit by bit on their GPU (tests/triton_attn/test_gpu.py).
     alone = constants.pop("ALONE", constants["STAGES"])
     if most_parts > groups:
         constants["STAGES"] = alone

@@ -23,14 +23,11 @@ BF16 = torch.bfloat16
     ids=["decode", "verify", "window"],
 )
 def test_groups_and_units_are_the_same_bits(target, entry, q_lens, window, here):
-    """Many programs take one unit each, few take a group, with other pipelines: the batch decides,
-    not the result."""
+    """Many programs take one unit each, few take a group: the batch decides, not the result."""
     problem = make_problem(q_lens, (170, 40, 97), heads=4, window=window, dtype=BF16)
     outs = []
     for fill in (1_000_000, 0):
-        row = small_row(
-            target.arch, DECODE_OPTIONS, UNITS=4, MERGE_HERE=here, FILL=fill, STAGES=1, ALONE=2
-        )
+        row = small_row(target.arch, DECODE_OPTIONS, UNITS=4, MERGE_HERE=here, FILL=fill)
         outs.append(run(target, problem, entry, row=row, lse=True))
     assert within_budget(problem, outs[0][0])
     assert torch.equal(outs[0][0], outs[1][0])

@@ -175,3 +175,37 @@ def test_verify_of_many_rows(kv_heads, page_size):
             **{**shared, **alone, "score_mod": bias, "max_kv_len": 4096},
         )  # fmt: skip
         assert torch.equal(one, out[:9])
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 9])
+@pytest.mark.parametrize(("kv_heads", "window"), [(1, 0), (2, 512)])
+def test_batch_mates_change_no_bit(tokens, kv_heads, window):
+    """The table's rows: alone a request's units go to a program each, among 47 others in groups."""
+    lengths = tuple(2000 - 37 * b for b in range(48))
+    problem = make_problem(
+        (tokens,) * 48, lengths, heads=8, kv_heads=kv_heads, head_dim=128, page_size=128,
+        window=window, extent=512, dtype=torch.bfloat16,
+    ).to("cuda")  # fmt: skip
+
+    def call(b, count):
+        first, last = b * tokens, (b + count) * tokens
+        bias = RelativeBias(
+            r=problem.bias.r[first:last],
+            profile=problem.bias.profile,
+            tau=problem.bias.tau[first:last],
+        )
+        cut = ("page_table", "first_page", "kv_len")
+        paged = {n: v[b : b + count] if n in cut else v for n, v in problem.paged.items()}
+        shared = {"score_mod": bias, "max_kv_len": 8192, "return_lse": True, **paged}
+        tensors = (problem.q[first:last], problem.k_pages, problem.v_pages)
+        if tokens == 1:
+            return attention_decode(*tensors, **shared)
+        starts = problem.cu_seqlens_q[: count + 1]
+        return attention_verify(*tensors, cu_seqlens_q=starts, max_q_len=tokens, **shared)
+
+    out, lse = call(0, 48)
+    for b in range(0, 48, 7):
+        one = slice(b * tokens, (b + 1) * tokens)
+        alone, alone_lse = call(b, 1)
+        assert torch.equal(alone, out[one])
+        assert torch.equal(alone_lse, lse[one])
