@@ -12,7 +12,7 @@ from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.buckets import SHORT_ROW, captured_prompts, captured_sizes
 
 GIB = 1 << 30
-# A graph of a few hundred kernels, with its copy on the device: measured per kernel, rounded up.
+# A captured kernel on the device, assumed; what a capture takes is logged beside the plan.
 NODE_BYTES = 32 << 10
 NODES_A_LAYER, NODES_A_STEP = 10, 24
 # Of ops/rel_attention_triton.py and triton_attn, which import Triton.
@@ -28,8 +28,8 @@ class OtherMemory:
 
     Attributes:
         token_counts: of penalised sequences. draft_logits: what drafts were drawn from, for
-            rejection sampling; split_keys: attention that is split along the keys, of the largest
-            batch; all exact.
+            rejection sampling; both exact. split_keys: partial results of attention that is split
+            along the keys, of the largest batch.
         forward: temporaries of the largest forward and its logits; graphs: of the largest captured
             one, and the graphs themselves; both estimated from shapes. 0 on a CPU, whose free
             memory the default share leaves mostly alone.
@@ -124,7 +124,7 @@ def _power_of_two(n: int) -> int:
 def bias_bytes(text: TextConfig, chunk: int, rows: int, size: int) -> int:
     """Rows of the relative bias that a prompt's attention has at a time."""
     widest = max(
-        (attention.num_heads * (attention.extent + BIAS_BLOCK))
+        attention.num_heads * (attention.extent + BIAS_BLOCK)
         for attention in map(text.attention, range(text.num_layers))
     )
     return min((chunk + BIAS_BLOCK * rows) * widest * size, BIAS_BYTES)
