@@ -179,9 +179,6 @@ def _launch(
         rows=max(16, merge_rows),
         bits=q.element_size() * 8,
         relative=mod == MOD_RELATIVE,
-        tokens=max_q_len,
-        packed=rows,
-        page_size=k_pages.shape[1],
     )
     workspace = workspace or DecodeWorkspace.allocate(
         q.device, max_requests=B, num_kv_heads=g, max_rows=rows, head_dim=D
@@ -198,33 +195,6 @@ def _launch(
             "needed (DecodeWorkspace.allocate with this batch's bounds)"
         )
     partial, partial_lm = workspace.partial, workspace.partial[lm_at:]
-    if row.constexprs.get("VARIANT") == "hopper":
-        from triton_attn.hopper_verify import launch_hopper_verify  # Gluon: only where it is used
-
-        split = int(row.constexprs["SPLIT"])
-        launch_hopper_verify(
-            q,
-            k_pages,
-            v_pages,
-            page_table,
-            first_page,
-            cu_seqlens_q,
-            kv_len,
-            score_mod,
-            partial,
-            partial_lm,
-            rows=rows,
-            most_parts=min(triton.cdiv(max_kv_len, split), MAX_PARTS),
-            max_parts=MAX_PARTS,
-            softmax_scale=softmax_scale,
-            programs=arch.compute_units,
-            constants={name: row.constexprs[name] for name in ("SPLIT", "BLOCK_N", "STAGES")},
-        )
-        _merge(
-            out, lse, partial, partial_lm, cu_seqlens_q, kv_len, row, group=group, rows=rows,
-            kv_heads=g, window=window, units=1, many=0, row_blocks=1, single=True,
-        )  # fmt: skip
-        return out if lse is None else (out, lse)
     # A bound on the parts of a request: groups where these alone fill the GPU, else units.
     span = min(max_kv_len, window + max_q_len) if window else max_kv_len
     split, units = int(row.constexprs["SPLIT"]), int(row.constexprs["UNITS"])
@@ -286,39 +256,26 @@ def _launch(
         **row.options,
     )  # fmt: skip
     if not row.constexprs["MERGE_HERE"] and most_parts > 1:
-        _merge(
-            out, lse, partial, partial_lm, cu_seqlens_q, kv_len, row, group=group, rows=rows,
-            kv_heads=g, window=window, units=units, many=many, row_blocks=row_blocks, single=False,
+        pdl = row.constexprs["PDL"]
+        _merge_kernel[(rows, g, B)](
+            out, lse, partial, partial_lm, cu_seqlens_q, kv_len, out.stride(0), out.stride(1),
+            WINDOW=window,
+            SPLIT=split,
+            UNITS=units,
+            MANY=many,
+            ROW_BLOCKS=row_blocks,
+            H=h,
+            GROUP=group,
+            ROWS=rows,
+            HEAD_DIM=D,
+            BLOCK_D=block_d,
+            MAX_PARTS=MAX_PARTS,
+            MERGE=row.constexprs["MERGE"],
+            PDL=pdl,
+            num_warps=4,
+            **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
     return out if lse is None else (out, lse)
-
-
-def _merge(
-    out, lse, partial, partial_lm, cu_seqlens_q, kv_len, row, *, group, rows, kv_heads, window,
-    units, many, row_blocks, single,
-):  # fmt: skip
-    """The merge as a launch of its own; `single`: also of requests with one part."""
-    pdl = row.constexprs["PDL"]
-    D = out.shape[2]
-    _merge_kernel[(rows, kv_heads, kv_len.shape[0])](
-        out, lse, partial, partial_lm, cu_seqlens_q, kv_len, out.stride(0), out.stride(1),
-        WINDOW=window,
-        SPLIT=row.constexprs["SPLIT"],
-        UNITS=units,
-        MANY=many,
-        ROW_BLOCKS=row_blocks,
-        H=group * kv_heads,
-        GROUP=group,
-        ROWS=rows,
-        HEAD_DIM=D,
-        BLOCK_D=padded_head_dim(D),
-        MAX_PARTS=MAX_PARTS,
-        MERGE=row.constexprs["MERGE"],
-        PDL=pdl,
-        SINGLE=single,
-        num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
-    )  # fmt: skip
 
 
 def _pack(arch: Arch, row: TuningRow, width: int, element_bytes: int) -> int:

@@ -125,10 +125,9 @@ def _merge_kernel(
     WINDOW: tl.constexpr, SPLIT: tl.constexpr, UNITS: tl.constexpr, MANY: tl.constexpr,
     ROW_BLOCKS: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MAX_PARTS: tl.constexpr, MERGE: tl.constexpr,
-    PDL: tl.constexpr, SINGLE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The merge as a launch of its own: one program per row, MERGE groups at a time. SINGLE: a
-    request of one part has its result in a slot, too."""
+    """The merge as a launch of its own: one program per row, MERGE groups at a time."""
     if PDL:  # what comes next may read its weights meanwhile
         gdc_launch_dependents()
     row, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -146,7 +145,7 @@ def _merge_kernel(
     if PDL:
         # Lengths were there before the split kernel started; its partial results were not.
         gdc_wait()
-    if ((parts == 1) & (not SINGLE)) | (row >= q_len * GROUP):
+    if (parts == 1) | (row >= q_len * GROUP):
         return
     pair = request.to(tl.int64) * tl.num_programs(1) + kv_head
     stride = UNITS // per  # slots of a group
@@ -159,13 +158,19 @@ def _merge_kernel(
         l_g = tl.zeros([MERGE], tl.float32)
         m_g = tl.full([MERGE], -1e30, tl.float32)
         acc_g = tl.zeros([MERGE, BLOCK_D], tl.float32)
-        for u in tl.static_range(UNITS):
-            part = part0 + tl.arange(0, MERGE) * stride + u
-            acc_u, l_u, m_u = _load_partial(
-                partial_ptr, partial_lm_ptr, (pair * MAX_PARTS + part) * ROWS, rows,
-                (part < parts) & (u < stride), ROWS, offs_d,
-            )  # fmt: skip
-            acc_g, l_g, m_g = fold(acc_g, l_g, m_g, acc_u, l_u, m_u)
+        part = part0 + tl.arange(0, MERGE) * stride
+        acc_u, l_u, m_u = _load_partial(
+            partial_ptr, partial_lm_ptr, (pair * MAX_PARTS + part) * ROWS, rows, part < parts,
+            ROWS, offs_d,
+        )  # fmt: skip
+        acc_g, l_g, m_g = fold(acc_g, l_g, m_g, acc_u, l_u, m_u)
+        if stride > 1:  # the rest of the units; folding none is the same bits
+            for u in tl.static_range(1, UNITS):
+                acc_u, l_u, m_u = _load_partial(
+                    partial_ptr, partial_lm_ptr, (pair * MAX_PARTS + part + u) * ROWS, rows,
+                    part + u < parts, ROWS, offs_d,
+                )  # fmt: skip
+                acc_g, l_g, m_g = fold(acc_g, l_g, m_g, acc_u, l_u, m_u)
         m_new = tl.maximum(m, tl.max(m_g, 0))
         old, new = tl.exp2(m - m_new), tl.exp2(m_g - m_new)
         acc = acc * old + tl.sum(acc_g * new[:, None], 0)

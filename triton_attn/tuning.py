@@ -187,36 +187,9 @@ def _nvidia_decode(arch, evidence, source):
     )
 
 
-# Verification of more rows than a tile of 32: hopper_verify.py, whose tiles are whole pages or
-# parts of one.
-_HOPPER_VERIFY = TuningRow(
-    arch="sm90",
-    when={
-        "bits": 16,
-        "head_dim": 128,
-        "window": 0,
-        "relative": True,
-        "tokens": (2, None),
-        "packed": (33, 128),
-        "page_size": (64, None),
-    },
-    constexprs={
-        "VARIANT": "hopper",
-        "BLOCK_N": 64,
-        "SPLIT": 512,
-        "STAGES": 3,
-        "MERGE": 8,
-        "PDL": True,
-    },
-    options={"num_warps": 4},
-    evidence="guess",
-    source="the shape of the Hopper prefill",
-)
-
 DECODE = TuningTable(
     "triton_attn.attention_decode",
     (
-        _HOPPER_VERIFY,
         *_amd_decode("gfx942", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_amd_decode("gfx950", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_nvidia_decode("sm80", "guess", "sm90's row"),
