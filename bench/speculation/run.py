@@ -64,6 +64,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--acceptances", type=numbers, default=[0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
     )
+    parser.add_argument(
+        "--acceptance-only", action="store_true", help="no rounds, nor a look at the output"
+    )
     parser.add_argument("--context", type=int, help="tokens; default: what --rounds may need")
     parser.add_argument("--rounds", type=int, default=100, help="timed ones")
     return parsed(parser, arguments)
@@ -199,6 +202,10 @@ def main(arguments: list[str] | None = None) -> None:
     parts = load_parts(args_for(options, max(options.steps)))
     of = machine(parts.device)
     rows = Rows(str(options.out), device=of["device"], arch=of["arch"])
+    if options.acceptance_only:
+        for steps in options.steps:
+            measure_acceptance(parts, args_for(options, steps), options, rows, "not compared")
+        return
     wanted, _, _ = measure_rounds(parts, args_for(options, 0), options, rows, None)
     for steps in options.steps:
         args = args_for(options, steps)

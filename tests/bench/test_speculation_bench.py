@@ -112,6 +112,10 @@ def test_a_whole_run(tmp_path):
     assert (tmp_path / "plot.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="nothing to plot"):
         plot([], tmp_path / "none.png")
+    main([*options.split(), "--acceptance-only", "--out", str(tmp_path / "more.jsonl")])
+    more = [json.loads(line) for line in (tmp_path / "more.jsonl").read_text().splitlines()]
+    assert len(more) == len(simulated)
+    assert {row["gate"] for row in more} == {"not compared"}
 
 
 @pytest.mark.full
