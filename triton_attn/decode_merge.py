@@ -11,7 +11,7 @@ acc [pairs, MAX_PARTS, rows, BLOCK_D] and (l, m) [pairs, MAX_PARTS, 2, rows].
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from triton_attn.tiles import LOG2E
 
@@ -128,8 +128,6 @@ def _merge_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """The merge as a launch of its own: one program per row, MERGE groups at a time."""
-    if PDL:  # what comes next may read its weights meanwhile
-        gdc_launch_dependents()
     row, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token0 = request
     q_len = 1

@@ -20,7 +20,6 @@ from inkling_rocm.kernels.linear_tuning import TILES, VECTOR
 from inkling_rocm.kernels.lm_head import _lm_head_kernel
 from inkling_rocm.ops.linear import linear as linear_reference
 from inkling_rocm.ops.registry import OpContext
-from kernel_base.device import await_previous, let_next_start
 from kernel_base.tuning import TuningRow
 
 # Above this a library's product is faster by more than the second launch costs (H200).
@@ -28,36 +27,23 @@ MAX_TOKENS = 16
 
 
 @triton.jit
-def _load(ptrs, k, start: tl.constexpr, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
-    """ptrs + start + k, zero past the depth."""
-    if start + BLOCK_K <= DEPTH:
-        return tl.load(ptrs + start + k)
-    return tl.load(ptrs + start + k, mask=start + k < DEPTH, other=0.0)
-
-
-@triton.jit
 def _linear_vector_kernel(
-    out_ptr, x_ptr, w_ptr, columns, DEPTH: tl.constexpr, DEPENDENT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    out_ptr, x_ptr, w_ptr, columns, DEPTH: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(DEPENDENT)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
     rows = w_ptr + tl.minimum(n, columns - 1)[:, None].to(tl.int64) * DEPTH
-    weights = ()
-    if DEPENDENT:  # they are read while the previous launch still computes the token
-        for start in tl.static_range(0, DEPTH, BLOCK_K):
-            w = _load(rows, k[None, :], start, DEPTH, BLOCK_K)
-            weights = weights + (w,)  # type: ignore[assignment]  # noqa: RUF005
-    await_previous(DEPENDENT)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for start in tl.static_range(0, DEPTH, BLOCK_K):
-        x = _load(x_ptr, k, start, DEPTH, BLOCK_K)
-        if DEPENDENT:
-            w = weights[start // BLOCK_K]
+        if start + BLOCK_K <= DEPTH:
+            x = tl.load(x_ptr + start + k)
+            w = tl.load(rows + (start + k)[None, :])
         else:
-            w = _load(rows, k[None, :], start, DEPTH, BLOCK_K)
+            mask = start + k < DEPTH
+            x = tl.load(x_ptr + start + k, mask=mask, other=0.0)
+            w = tl.load(rows + (start + k)[None, :], mask=mask[None, :], other=0.0)
         acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
     y = tl.sum(acc, 1)
     tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < columns)
@@ -94,9 +80,8 @@ def linear(
     if T == 1:
         row = row or VECTOR.select(arch, **facts)
         _linear_vector_kernel[(triton.cdiv(M, row.constexprs["BLOCK_N"]),)](
-            out, x_TN, weight_MN, M, DEPTH=N, DEPENDENT=bool(row.options.get("launch_pdl")),
-            **row.launch_kwargs(),
-        )  # fmt: skip
+            out, x_TN, weight_MN, M, DEPTH=N, **row.launch_kwargs()
+        )
     elif T > 1:
         row = row or TILES.select(arch, **facts)
         c: dict[str, Any] = dict(row.constexprs)
