@@ -13,6 +13,7 @@ from inkling_rocm.bench.rows import append_rows
 from inkling_rocm.bench.serving import send
 from inkling_rocm.bench.workload import Task, random_tasks, summary
 
+LEAST_PROMPTS = 8
 SHOWN = (
     "completed", "failed", "duration_s", "request_throughput", "input_throughput",
     "output_throughput", "total_throughput_per_gpu", "interactivity_tokens_per_s_user",
@@ -23,7 +24,11 @@ SHOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is sent, see workload.random_tasks; `facts` go into every row."""
+    """What is sent, see workload.random_tasks; `facts` go into every row.
+
+    Attributes: num_prompts: at most. prompts_per_concurrency: of each place, LEAST_PROMPTS at
+        least; None = num_prompts whatever the concurrency.
+    """
 
     backend: str
     model: str
@@ -37,6 +42,7 @@ class Sweep:
     warmup_requests: int
     gpus: int
     facts: Mapping[str, Any]
+    prompts_per_concurrency: int | None = None
 
     def run(
         self,
@@ -49,16 +55,17 @@ class Sweep:
         """One row for each concurrency, with prompts of its own: a prefix cache that has seen those
         of the one before would answer for the model. Raises: ValueError: no request succeeded."""
         if self.warmup_requests:
-            tasks = self._tasks(self.seed - 1)
-            warm = (tasks * self.warmup_requests)[: self.warmup_requests]
+            warm = self._tasks(self.seed - 1, self.warmup_requests)
             send(client, warm, max_concurrency=max(concurrencies), progress=False)
         rows = []
         for seed, concurrency in enumerate(concurrencies, self.seed):
-            outcomes, seconds = send(client, self._tasks(seed), max_concurrency=concurrency)
+            tasks = self._tasks(seed, self._prompts(concurrency))
+            outcomes, seconds = send(client, tasks, max_concurrency=concurrency)
             row = {
                 "op": "serving",
                 **{name: value for name, value in asdict(self).items() if name != "facts"},
                 "seed": seed,
+                "num_prompts": len(tasks),
                 "request_rate": str(self.request_rate),  # JSON has no infinity
                 "max_concurrency": concurrency,
                 **summary(outcomes, seconds, self.gpus),
@@ -77,9 +84,15 @@ class Sweep:
             plot_serving(rows, plot)
         return rows
 
-    def _tasks(self, seed: int) -> list[Task]:
+    def _prompts(self, concurrency: int) -> int:
+        if self.prompts_per_concurrency is None:
+            return self.num_prompts
+        wanted = self.prompts_per_concurrency * concurrency
+        return min(max(wanted, LEAST_PROMPTS), self.num_prompts)
+
+    def _tasks(self, seed: int, count: int) -> list[Task]:
         return random_tasks(
-            num_prompts=self.num_prompts,
+            num_prompts=count,
             input_len=self.input_len,
             output_len=self.output_len,
             range_ratio=self.range_ratio,

@@ -215,6 +215,10 @@ def serving(
     random_input_len: InputLen = 1024,
     random_output_len: OutputLen = 128,
     random_range_ratio: RangeRatio = 0.0,
+    prompts_per_concurrency: Annotated[
+        int | None,
+        typer.Option(help="Send so many for each request in flight, --num-prompts at most.", min=1),
+    ] = None,
     request_rate: Annotated[
         float, typer.Option(help="Arrivals a second (Poisson); inf = all at once.")
     ] = float("inf"),
@@ -260,6 +264,7 @@ def serving(
             concurrencies=concurrencies,
             request_rate=request_rate,
             warmup_requests=warmup_requests,
+            prompts_per_concurrency=prompts_per_concurrency,
             plot=plot,
         )
         return
@@ -284,6 +289,7 @@ def serving(
             vocabulary=vocab_size,
             seed=seed,
             warmup_requests=warmup_requests,
+            prompts_per_concurrency=prompts_per_concurrency,
             gpus=num_gpus,
             facts={"device": "of the server", "evidence": "measured"},
         ).run(client, concurrencies, output_file=output_file, plot=plot)
@@ -305,6 +311,7 @@ def _in_process(
     request_rate: float,
     warmup_requests: int,
     plot: Path | None,
+    prompts_per_concurrency: int | None = None,
 ) -> None:
     """A sweep over an engine in this process; `given` are the command's options by name."""
     options.set_up_logging(given["log_level"])
@@ -336,6 +343,7 @@ def _in_process(
                 vocabulary=engine.config.text.unpadded_vocab_size,
                 seed=given["seed"],
                 warmup_requests=warmup_requests,
+                prompts_per_concurrency=prompts_per_concurrency,
                 gpus=args.ranks,
                 facts={
                     **machine(choose_device(args.device)),

@@ -6,8 +6,10 @@ GPU each bucket is captured as a graph; page tables live on the device.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -183,12 +185,28 @@ def capture_graphs(
         for part in parts:
             graph = torch.cuda.CUDAGraph()
             # Other threads (a server's) may use the GPU meanwhile.
-            with torch.cuda.graph(
-                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+            with (
+                collection_paused(),
+                torch.cuda.graph(
+                    graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+                ),
             ):
                 part()
             graphs[size].append(graph)
     return graphs
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """No garbage collection: it may come upon another engine's graphs or pinned memory, and freeing
+    those ends a capture in this thread."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def to_pinned(values: np.ndarray, device: torch.device) -> Tensor:
