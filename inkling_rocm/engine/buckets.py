@@ -20,8 +20,9 @@ from tqdm import tqdm
 
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.executor import StepInput
-from inkling_rocm.engine.host import EmbeddedHost, upload
+from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.pages import PagePool
+from inkling_rocm.engine.upload import upload
 from inkling_rocm.host import (
     CONV_STREAMS,
     BatchMeta,

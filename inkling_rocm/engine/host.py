@@ -18,6 +18,7 @@ from inkling_rocm.config import TextConfig
 from inkling_rocm.engine.host_checks import check_step
 from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.rings import ConvRings
+from inkling_rocm.engine.upload import upload
 from inkling_rocm.host import (
     CONV_STREAMS,
     BatchMeta,
@@ -29,17 +30,6 @@ from inkling_rocm.host import (
 )
 
 MAX_CACHED_VIEWS = 64
-_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
-
-
-def upload(values: NDArray, device: torch.device) -> Tensor:
-    """A copy on the device, not waited for. Pinned memory of torch's cache is not handed out again
-    before the copy has read it."""
-    if device.type == "cpu":
-        return torch.from_numpy(values)
-    staged = torch.empty(values.shape, dtype=_DTYPES[values.dtype], pin_memory=True)
-    staged.numpy()[...] = values
-    return staged.to(device, non_blocking=True)
 
 
 class _Buffer:

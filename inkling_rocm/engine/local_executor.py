@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inkling_rocm.engine.executor import LAST_TOKEN, Score, StepInput, StepResult
-from inkling_rocm.engine.host import EmbeddedHost, upload
+from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.logprobs import (
     LogprobTensors,
     as_logprobs,
@@ -21,6 +21,7 @@ from inkling_rocm.engine.logprobs import (
 from inkling_rocm.engine.request import TokenLogprob
 from inkling_rocm.engine.speculative.round import Speculation
 from inkling_rocm.engine.token_sampler import TokenSampler
+from inkling_rocm.engine.upload import upload
 from inkling_rocm.host import Host
 
 # Prompt logits held at a time: bounds the memory of prompt log probabilities.

@@ -27,8 +27,9 @@ from inkling_rocm.engine.buckets import (
     to_pinned,
 )
 from inkling_rocm.engine.executor import LAST_TOKEN, StepInput
-from inkling_rocm.engine.host import EmbeddedHost, upload
+from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.host_checks import check_step
+from inkling_rocm.engine.upload import upload
 from inkling_rocm.host import BatchMeta, Host
 
 FEW_ROWS = 8  # a prompt or a few run among so many rows, others among all there may be

@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inkling_rocm.config import TextConfig
+from inkling_rocm.engine.upload import upload
 from inkling_rocm.host import CONV_STREAMS, ConvStream
+
+COPIES_AT_ONCE = 16  # bounds what is held in between
 
 
 def ring_channels(text: TextConfig, layer: int, stream: ConvStream) -> int:
@@ -108,6 +111,15 @@ class ConvRings:
 
     def copy(self, copies: NDArray) -> None:
         """Copy every ring of (source, target) slots, int32 [c, 2], in order."""
-        for source, target in copies.tolist():
+        wide = copies.astype(np.int64)
+        if set(wide[:, 0].tolist()) & set(wide[:, 1].tolist()) or len(wide) <= 2:
+            for source, target in wide.tolist():
+                for storage in self.storage:
+                    storage[:, target] = storage[:, source]
+            return
+        # None is read after it was written: many at once, the last where one is written twice.
+        last = np.array(list({target: source for source, target in wide.tolist()}.items()))
+        for some in np.array_split(last, -(-len(last) // COPIES_AT_ONCE)):
             for storage in self.storage:
-                storage[:, target] = storage[:, source]
+                target, source = (upload(column, storage.device) for column in some.T.copy())
+                storage.index_copy_(1, target, storage.index_select(1, source))

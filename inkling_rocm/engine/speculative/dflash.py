@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inkling_rocm.engine.host import EmbeddedHost, upload
+from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.engine.speculative.drafter import Confirmed
 from inkling_rocm.engine.token_sampler import TokenSampler
+from inkling_rocm.engine.upload import upload
 from inkling_rocm.model import InklingModel
 from inkling_rocm.model.dflash import DFlashModel, DraftCache
 from inkling_rocm.ops.embed import look_up

@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inkling_rocm.engine.host import EmbeddedHost, upload
+from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.speculative.drafter import Confirmed
 from inkling_rocm.engine.token_sampler import TokenSampler
+from inkling_rocm.engine.upload import upload
 from inkling_rocm.model.mtp import DraftBlocks
 
 

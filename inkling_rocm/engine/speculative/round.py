@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inkling_rocm.engine.executor import DRAFT_TOKEN, StepInput
-from inkling_rocm.engine.host import upload
 from inkling_rocm.engine.random import row_key
 from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.engine.speculative.drafter import Confirmed, Drafter
 from inkling_rocm.engine.speculative.simulation import simulate_acceptance
 from inkling_rocm.engine.speculative.verification import NO_TOKEN
 from inkling_rocm.engine.token_sampler import TokenSampler
+from inkling_rocm.engine.upload import upload
 
 
 class Speculation:
