@@ -104,6 +104,22 @@ def layer_kernels() -> str:
     return "\n".join(lines)
 
 
+def profile() -> str:
+    """`inkling-rocm profile` of a decode step on a GPU."""
+    lines = [
+        "| op | calls | launches | us | least MB | of the ceiling | evidence |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in latest("profile_h200_2026-11-30.jsonl", "case"):
+        fraction = "-" if row["fraction"] is None else f"{row['fraction']:.0%}"
+        lines.append(
+            f"| {row['case']} | {row['calls']:g} | {row['launches']:g} | {row['us']} | "
+            f"{row['mb']} | {fraction} | {row['evidence']}, {row['device']}, "
+            f"commit {row['commit']} |"
+        )
+    return "\n".join(lines)
+
+
 def small_stack() -> str:
     """One workload through this project's engine and through transformers."""
     rows = latest("small_stack_h200_2026-11-30.jsonl", "case", "implementation")
@@ -162,6 +178,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lm_head": _sampling(sampling.lm_head),
     "layer_kernels": layer_kernels,
     "parity": lambda: parity.table(RESULTS / parity.FILE),
+    "profile": profile,
     "small_stack": small_stack,
     "prefix_tiers": prefix_tiers,
     "prefix_ttft": prefix_ttft,
