@@ -6,10 +6,8 @@ GPU each bucket is captured as a graph; page tables live on the device.
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.collection import collection_paused
 from inkling_rocm.engine.executor import StepInput
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.pages import PagePool
@@ -195,19 +194,6 @@ def capture_graphs(
                 part()
             graphs[size].append(graph)
     return graphs
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """No garbage collection: it may come upon another engine's graphs or pinned memory, and freeing
-    those ends a capture in this thread."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def to_pinned(values: np.ndarray, device: torch.device) -> Tensor:

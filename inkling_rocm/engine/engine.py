@@ -19,6 +19,7 @@ from inkling_rocm.config import InklingConfig
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.buckets import decode_buckets
 from inkling_rocm.engine.build import build_executor, plan_engine
+from inkling_rocm.engine.collection import short_collections
 from inkling_rocm.engine.constraint import ConstraintCompiler
 from inkling_rocm.engine.core import EngineCore
 from inkling_rocm.engine.executor import Executor
@@ -102,7 +103,8 @@ class Engine:
             return
         built.set_result(None)
         try:
-            self._loop()
+            with short_collections(self._device):
+                self._loop()
         finally:
             self._core.scheduler.cache.close()
             self._end_ranks()
@@ -122,6 +124,7 @@ class Engine:
 
     def _build(self, parts: EngineParts) -> None:
         args, text = self.args, parts.config.text
+        self._device = parts.device
         self.config: InklingConfig = parts.config
         self.tokenizer = parts.tokenizer
         self.model_name = args.served_model_name or args.model_path

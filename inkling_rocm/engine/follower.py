@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from inkling_rocm.engine.build import build_executor
+from inkling_rocm.engine.collection import short_collections
 from inkling_rocm.engine.load import load_parts
 from inkling_rocm.engine.memory import free_bytes
 from inkling_rocm.engine.ranks import Failed, Ready
@@ -63,8 +64,9 @@ def _follow(inbox: queue.SimpleQueue[Any], reports: BinaryIO) -> None:
     plan = inbox.get()
     comm = connect(start.rank, args.tp_size, start.port, parts.device, args.dist_timeout)
     executor = build_executor(parts, args, plan, comm, ToldSampler(comm))
-    while True:
-        executor.follow(inbox.get())
+    with short_collections(parts.device):
+        while True:
+            executor.follow(inbox.get())
 
 
 def _report(reports: BinaryIO, message: Any) -> None:
