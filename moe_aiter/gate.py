@@ -29,8 +29,8 @@ from kernel_base.tuning import TuningRow
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
 from moe_aiter.tuning import ROUTER, SELECT
 
-# Most tokens of the one-launch form: its last program selects for all of them, eight tokens took it
-# five times as long as the second launch (H200).
+# Most tokens of the one-launch form: its last program selects for all of them. At eight tokens it
+# took 16.5 us, the two launches 8.3 (H200, 6144 wide, 256 experts).
 ONE_LAUNCH_TOKENS = 4
 # The lowest finite fp32.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
