@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.engine.tables import FILE
+from bench.engine.tables import FILE, KEY
 from bench.rows import append, read
 
 
@@ -21,7 +21,8 @@ def kept(row: dict, *, commit: str, gate: str) -> dict:
         "serving": f"concurrency {row.get('max_concurrency')}",
         "engine_decode": f"batch {row.get('batch')}",
     }.get(row["op"], row.get("case"))
-    return {**row, "case": case, "commit": commit, "gate": row.get("gate", gate)}
+    unknown = dict.fromkeys(KEY)
+    return {**unknown, **row, "case": case, "commit": commit, "gate": row.get("gate", gate)}
 
 
 def main() -> None:

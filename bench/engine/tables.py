@@ -27,7 +27,7 @@ def layers(rows: list[dict]) -> str:
             lines.append(
                 f"| {row['case']} ({row['layers']} layers) | {row['us_per_layer']} | "
                 f"{row['floor_us_per_layer']} | {row['over_floor']} | {row['timed']} | "
-                f"{launches(row, moe=False):.0f} / {launches(row, moe=True):.0f} | "
+                f"{launches(row, moe=False):.3g} / {launches(row, moe=True):.3g} | "
                 f"{_evidence(row)} |"
             )
     return "\n".join(lines)
