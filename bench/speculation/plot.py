@@ -1,4 +1,5 @@
-"""Tokens per second against acceptance from result rows.
+"""Tokens per second against acceptance from result rows: points as measured, lines from the median
+time of a round, which does not depend on acceptance.
 
 python -m bench.speculation.plot rows.jsonl docs/plots/speculation.png
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from bench.rows import read
@@ -26,8 +29,12 @@ def plot(rows: list[dict], file: Path) -> None:
     panels = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, (batch, by_steps) in zip(panels, found.items(), strict=True):
         for steps, some in by_steps.items():
+            probability = np.linspace(0, 1, 101)
+            tokens = batch * sum(probability**depth for depth in range(steps + 1))
+            round_s = median(row["p50_us"] for row in some) / 1e6
+            (line,) = axes.plot(probability, tokens / round_s, label=f"{steps}")
             speed = [row["tokens_per_s"] for row in some]
-            axes.plot([row["probability"] for row in some], speed, "o-", label=f"{steps}")
+            axes.plot([row["probability"] for row in some], speed, "o", color=line.get_color())
         for row in rows:
             if row["op"] == "round" and row["steps"] == 0 and row["batch"] == batch:
                 axes.axhline(row["tokens_per_s"], color="black", ls=":", label="no drafts")
