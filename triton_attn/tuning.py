@@ -5,10 +5,6 @@ from kernel_base.tuning import TuningRow, TuningTable
 
 # Where the measured rows come from: every configuration tried is a line of this file.
 _TUNED = "bench/results/attention_tuning_h200_2026-11-30.jsonl"
-_TUNED_DECODE = (
-    "bench/results/attention_decode_prototypes_h200_2026-11-30.jsonl: the same tiles, splits and "
-    "merges without units folded in registers; the rows themselves have not been timed"
-)
 _TUNED_EMULATED = "bench/results/attention_tuning_emulated_2026-11-30.jsonl"
 _GUESS = "starting point: the shape of public Triton attention configurations"
 
@@ -129,11 +125,12 @@ def tile_rows(arch: str, window: int, head_dim: int) -> int:
 
 def _decode(
     arch, when, block_n, split, stages, options, evidence="guess", source=_GUESS, units=4,
-    merge=(True, 2), alone=None,
+    merge=(True, 2), alone=None, fill=None,
 ):  # fmt: skip
     """`split` keys are a unit, `units` units a group; `merge`: whether the last program merges (or
     a second launch, which sm90 may start under the first one's end), groups in flight; `alone`:
-    stages of programs that take one unit (default: as those that take a group)."""
+    stages of programs that take one unit (default: as those that take a group); `fill`: programs
+    per 100 compute units from which on they take groups (default: decode.FILL)."""
     constexprs = {
         "BLOCK_N": block_n,
         "SPLIT": split,
@@ -143,6 +140,7 @@ def _decode(
         "MERGE_HERE": merge[0],
         "MERGE": merge[1],
         "PDL": arch == "sm90" and not merge[0],
+        **({"FILL": fill} if fill else {}),
     }
     return TuningRow(
         arch=arch,
@@ -171,19 +169,29 @@ def _amd_decode(arch, options):
 
 def _nvidia_decode(arch, evidence, source):
     few, many = {"num_warps": 4}, {"num_warps": 8}
+    merge = (True, 2)
+    rows = (
+        _decode(arch, {"window": (1, None)}, 64, 64, 5, few, units=8, merge=(True, 1)),
+        _decode(arch, {"rows": (None, 32)}, 64, 256, 5, few, merge=merge),
+        _decode(arch, {}, 32, 256, 5, few, merge=merge),
+    )
     if arch == "sm90":
-        merge, tile, units, local_merge, alone = (False, 8), (128, 128, 3), 4, (True, 2), 1
-    else:
-        merge, tile, units, local_merge, alone = (True, 2), (64, 64, 5), 8, (True, 1), 5
+        merge = (False, 8)
+        rows = (
+            # A group is a whole window: as soon as there are tiles for the GPU, nothing is merged.
+            _decode(
+                arch, {"window": (1, None)}, 128, 128, 3, few, evidence, source, 8, (True, 1), 1, 70
+            ),
+            _decode(
+                arch, {"rows": (None, 32)}, 64, 256, 5, few, evidence, source, 4, (False, 32), 4
+            ),
+            _decode(arch, {}, 32, 256, 5, few, evidence, source, 4, merge),
+        )
     return (
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 128, 2, few, merge=merge),
         _decode(arch, {"bits": 32}, 16, 128, 2, many, merge=merge),
         _decode(arch, {"head_dim": (129, None)}, 32, 128, 3, few, merge=merge),
-        _decode(
-            arch, {"window": (1, None)}, *tile, few, evidence, source, units, local_merge, alone
-        ),
-        _decode(arch, {"rows": (None, 32)}, 64, 256, 5, few, evidence, source, 4, merge, alone=4),
-        _decode(arch, {}, 32, 256, 5, few, evidence, source, 4, merge),
+        *rows,
     )
 
 
@@ -192,8 +200,8 @@ DECODE = TuningTable(
     (
         *_amd_decode("gfx942", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_amd_decode("gfx950", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
-        *_nvidia_decode("sm80", "guess", "sm90's row"),
-        *_nvidia_decode("sm90", "guess", _TUNED_DECODE),
-        *_nvidia_decode("sm100", "guess", "sm90's row"),
+        *_nvidia_decode("sm80", "guess", _GUESS),
+        *_nvidia_decode("sm90", "measured", _TUNED),
+        *_nvidia_decode("sm100", "guess", _GUESS),
     ),
 )
