@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Layers, the engine, the peer and (with two GPUs) tensor parallelism, one after the other; about
-# ten minutes on an H200, more where no kernel has been compiled yet. Rows, plot and logs go to the folder given.
+# ten minutes on an H200, more where no kernel has been compiled yet. Rows, plot and logs go to the
+# folder given.
 #
 #     bench/end_to_end.sh OUT
 #
