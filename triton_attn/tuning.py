@@ -136,10 +136,10 @@ def _decode(
         "SPLIT": split,
         "UNITS": units,
         "STAGES": stages,
-        "ALONE": alone or stages,
         "MERGE_HERE": merge[0],
         "MERGE": merge[1],
         "PDL": arch == "sm90" and not merge[0],
+        **({"ALONE": alone} if alone else {}),
         **({"FILL": fill} if fill else {}),
     }
     return TuningRow(
