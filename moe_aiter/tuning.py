@@ -159,7 +159,7 @@ def _router():
         if arch == "sm90":
             yield _measured({"tokens": (None, 1)}, tile(64, 32, 64, 512), _nvidia(4, 4))
             yield _measured({"tokens": (None, 4)}, tile(16, 64, 64, 512), _nvidia(4, 4))
-            yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
+            yield _measured({"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 1024)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
             yield _measured({"tokens": (None, 8192)}, tile(128, 64, 64, 2048), _nvidia(8, 4))

@@ -68,7 +68,7 @@ def moe_launches(rows: list[dict]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        if row["op"] == "moe.launches":
+        if row["op"] == "moe.launches" and "sum_us" in row:
             times = " | ".join(str(row.get(name, "-")) for name in names)
             lines.append(f"| {row['case']} | {times} | {_evidence(row)} |")
     return "\n".join(lines)
