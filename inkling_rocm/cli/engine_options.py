@@ -39,7 +39,11 @@ CudaGraphBs = Annotated[
     list[int] | None, typer.Option(help="Batch sizes that get a graph; repeatable.")
 ]
 CudaGraphMaxBsPrefill = Annotated[
-    int | None, typer.Option(help="Most tokens of a prompt step with a graph; default: 512.")
+    int | None,
+    typer.Option(
+        help="Most tokens of a prompt step with a graph, more than 16; default: 512. With "
+        "speculation no prompt step has one."
+    ),
 ]
 DisablePrefillCudaGraph = Annotated[
     bool, typer.Option(help="Run prompt steps kernel by kernel, decode steps from graphs.")

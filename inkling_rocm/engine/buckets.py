@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # Of a bucket: rows, or tokens and rows.
 Size = TypeVar("Size", int, tuple[int, int])
 SHORT_ROW = 16  # the most tokens of a row that is verified (ops/rel_attention_triton.py)
-PROMPT_BUCKETS = (32, 64, 128, 256, 512)
+SMALLEST_PROMPT, LARGEST_PROMPT = 32, 512  # tokens; the latter unless told otherwise
 SMALL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)
 BUCKET_STEP = 16
 
@@ -60,10 +60,13 @@ def captured_prompts(args: EngineArgs, *, chunk: int, max_running: int) -> tuple
     none has. Args: chunk: most prompt tokens of a step."""
     if args.disable_prefill_cuda_graph or args.speculative_algorithm is not None:
         return ()
-    most = min(args.cuda_graph_max_bs_prefill or PROMPT_BUCKETS[-1], chunk + max_running)
+    most = min(args.cuda_graph_max_bs_prefill or LARGEST_PROMPT, chunk + max_running)
     if min(chunk, most) <= SHORT_ROW:
         return ()
-    return (*(size for size in PROMPT_BUCKETS if size < most), most)
+    sizes = [SMALLEST_PROMPT]
+    while sizes[-1] < most:  # a step is never padded to more than twice its tokens
+        sizes.append(2 * sizes[-1])
+    return (*sizes[:-1], most)
 
 
 @dataclass(kw_only=True)

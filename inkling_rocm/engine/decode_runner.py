@@ -4,8 +4,8 @@ A step of n rows runs in the smallest bucket of at least n rows; the rest is pad
 host sends one small array; a metadata kernel inside the graph derives everything else from it and
 from page tables that live on the device. The next tokens are drawn in the graph too and kept for
 the next step; where logits are edited the caller draws from the hidden states instead. Without
-capture (on a CPU, or with --disable-cuda-graph) the same functions over the same buffers are called
-directly.
+capture (in tests on a CPU) the same functions over the same buffers are called directly; an engine
+that captures nothing (on a CPU, or with --disable-cuda-graph) lays every step out afresh.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _read(stream: BinaryIO, inbox: queue.SimpleQueue[Any]) -> None:
     while True:
         try:
             message = pickle.load(stream)
-        except EOFError:
+        except (EOFError, pickle.UnpicklingError):  # it ended between messages, or in one
             os._exit(0)
         inbox.put(message)
 

@@ -123,6 +123,8 @@ def test_captured_sizes():
     assert sizes() == (32, 64, 128, 256, 512)
     assert sizes(cuda_graph_max_bs_prefill=100) == (32, 64, 100)
     assert sizes(cuda_graph_max_bs_prefill=24) == (24,)
+    assert sizes(cuda_graph_max_bs_prefill=3000) == (32, 64, 128, 256, 512, 1024, 2048, 3000)
+    assert sizes(chunk=600, cuda_graph_max_bs_prefill=3000)[-2:] == (512, 604)
     assert sizes(chunk=100) == (32, 64, 104)
     assert sizes(chunk=16) == ()
     assert sizes(cuda_graph_max_bs_prefill=16) == ()

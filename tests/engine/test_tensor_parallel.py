@@ -1,7 +1,10 @@
 """Several ranks give the tokens of one; a rank that ends takes the engine with it, and says so."""
 
+import io
 import json
 import os
+import pickle
+import queue
 import signal
 import time
 from dataclasses import replace
@@ -10,7 +13,7 @@ import pytest
 import torch
 
 from inkling_rocm.checkpoint.released_config import released_config
-from inkling_rocm.engine import Engine, EngineArgs, RequestError, SamplingParams, load
+from inkling_rocm.engine import Engine, EngineArgs, RequestError, SamplingParams, follower, load
 from inkling_rocm.engine.local_executor import LocalExecutor
 from tests.engine.tiny import tiny_config, tiny_mtp_config
 
@@ -130,6 +133,24 @@ def test_followers_end_with_the_engine(folder):
     running.shutdown()
     assert process.poll() == 0
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2000])
+def test_a_follower_ends_with_a_rank_0_that_is_killed(lost, monkeypatch):
+    """Between two messages, or while it writes one: the pipe ends in the middle of it."""
+    first, second = pickle.dumps("plan"), pickle.dumps(list(range(5000)))
+    inbox = queue.SimpleQueue()
+
+    def ended(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(follower.os, "_exit", ended)
+    cut = second[: len(second) - lost] if lost else b""
+    with pytest.raises(SystemExit) as end:
+        follower._read(io.BytesIO(first + cut), inbox)
+    assert end.value.code == 0
+    assert inbox.get_nowait() == "plan"
+    assert inbox.empty()
 
 
 def test_steps_and_graphs_end_before_the_group(folder, monkeypatch):
