@@ -197,6 +197,7 @@ def _launch(
     partial, partial_lm = workspace.partial, workspace.partial[lm_at:]
     # A bound on the parts of a request: groups where these alone fill the GPU, else units.
     span = min(max_kv_len, window + max_q_len) if window else max_kv_len
+    span = max(span, 1)  # rows without keys are written too
     split, units = int(row.constexprs["SPLIT"]), int(row.constexprs["UNITS"])
     most_units, tiles = triton.cdiv(span, split) + (1 if window else 0), pairs * row_blocks
     constants = dict(row.constexprs)

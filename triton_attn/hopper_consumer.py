@@ -194,6 +194,8 @@ def consume(
             block_top = (end_key - 1) // BLOCK_N
             top = gl.minimum(block_top, (t0 + 63) // BLOCK_N)
             bottom = first_key // BLOCK_N
+            if WINDOW > 0 and WINDOW <= 64:  # a group without rows may lie past every copied tile
+                bottom = gl.minimum(bottom, top)
             diag = gl.minimum((t0 + 1) // BLOCK_N, top)
             full = bottom
             if WINDOW > 0:

@@ -9,7 +9,7 @@ import torch
 from gcn_emulator.triton_driver import assembly, emulate
 from kernel_base.register import entries
 from tests.triton_attn.problems import DECODE_OPTIONS, make_problem, run, small_row, within_budget
-from triton_attn import DecodeWorkspace, decode, decode_kernels
+from triton_attn import DecodeWorkspace, attention_decode, decode, decode_kernels
 from triton_attn.tuning import DECODE
 
 ARCHS = ("gfx942", "gfx950")
@@ -48,6 +48,19 @@ def test_row_blocks(target, monkeypatch, here):
     out = run(target, problem, "verify", row=row, workspace=work)
     assert within_budget(problem, out)
     assert not work.tickets.any()
+
+
+def test_a_batch_without_keys_is_zero():
+    """max_kv_len may be the largest of the lengths: 0 when every row is padding."""
+    problem = make_problem((1, 1), (1, 1), dtype=BF16)
+    paged = {**problem.paged, "kv_len": torch.zeros(2, dtype=torch.int32)}
+    out = torch.full_like(problem.q, float("nan"))
+    with emulate("gfx942"):
+        attention_decode(
+            problem.q, problem.k_pages, problem.v_pages, max_kv_len=0, out=out, arch="gfx942",
+            **paged,
+        )  # fmt: skip
+    assert not out.any()
 
 
 def profile_loads(asm: str) -> list[str]:

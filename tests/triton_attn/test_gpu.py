@@ -117,6 +117,9 @@ def test_keys_written_on_another_stream_are_seen_after_its_event(entry):
         # Tiles wholly inside the window and beyond the extent.
         ((700, 64), (1500, 64), {"window": 512, "extent": 64}),
         ((130, 7), (131, 300), {"window": 40, "extent": 100}),
+        # The second half of a block has no rows, and its window starts past the last key tile.
+        ((1, 9), (64, 100), {"window": 16, "extent": 100}),
+        ((1, 1), (64, 128), {"window": 64, "extent": 64}),
         ((300, 1), (900, 5), {"extent": 200, "dtype": torch.float16}),
         ((65,), (129,), {"extent": 40, "head_dim": 64}),
         ((150, 16), (300, 16), {"extent": 100}),
