@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from bench.rows import ROOT, read, result_row
+from bench.rows import ROOT, evidence, result_row
 from inkling_rocm.parity.report import parity
 from inkling_rocm.parity.run import EMULATED
 
@@ -43,24 +43,22 @@ def report_row(result: dict, *, device: str) -> dict:
     )  # fmt: skip
 
 
-def table(file: Path) -> str:
-    """All rows of a file, the newest of each case."""
-    rows = {row["case"]: row for row in read(file)} if file.exists() else {}
+def table(rows: list[dict]) -> str:
+    """Every model, dtype and target."""
     lines = [
         "| model, dtype | target | ops, outputs | own, worst of budget | same, worst of budget | "
         "tokens = CPU's | beside the H200's recording: worst of budget, outputs compared, tokens | "
         "verdict | evidence |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows.values():
+    for row in rows:
         b = row["beside"]
         yes = {True: "yes", False: "no"}
         lines.append(
             f"| {row['problem']}, {row['dtype']} | {row['target']} | {row['ops']}, "
             f"{row['outputs']} | {row['own_of_budget']} | {row['same_of_budget']} | "
             f"{yes[row['tokens_equal_cpu']]} | {b['worst_of_budget']}, {b['compared']}, "
-            f"{yes[b['tokens_equal']]} | {row['gate']} | {row['evidence']}, {row['device']}, "
-            f"commit {row['commit']} |"
+            f"{yes[b['tokens_equal']]} | {row['gate']} | {evidence(row)} |"
         )
     return "\n".join(lines)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from bench.rows import evidence
+
 FILE = "tensor_parallel_h200_2026-11-30.jsonl"
 KEY = ("op", "case", "dtype", "layers")
 PROMPTS_FILE = "prompt_graphs_h200_2026-11-30.jsonl"
 PROMPTS_KEY = ("op", "case", "layers", "rank_slice")
-
-
-def _evidence(row: dict) -> str:
-    return f"{row['evidence']}, {row['device']}, commit {row['commit']}"
 
 
 def ranks(rows: list[dict]) -> str:
@@ -29,7 +27,7 @@ def ranks(rows: list[dict]) -> str:
         lines.append(
             f"| {what} ({row['layers']} layers) | {row['mode']} | {time} | "
             f"{row.get('tokens_per_s', '')} | {faster:.2f}x | "
-            f"{row.get('collectives_us_a_step', '')} | {_evidence(row)} |"
+            f"{row.get('collectives_us_a_step', '')} | {evidence(row)} |"
         )
     return "\n".join(lines)
 
@@ -41,7 +39,7 @@ def tokens(rows: list[dict]) -> str:
         if row["case"].endswith(", tokens"):
             lines.append(
                 f"| {row['mode']} ({row['layers']} layers) | {row['dtype']} | {row['gate']} | "
-                f"{_evidence(row)} |"
+                f"{evidence(row)} |"
             )
     return "\n".join(lines)
 
@@ -57,6 +55,6 @@ def prompts(rows: list[dict]) -> str:
         graph, launched = row["graph_ms"], row["launched_ms"]
         lines.append(
             f"| {row['case']} ({row['layers']} layers) | {graph} | {launched} | "
-            f"{launched / graph:.2f}x | {row['gate']} | {_evidence(row)} |"
+            f"{launched / graph:.2f}x | {row['gate']} | {evidence(row)} |"
         )
     return "\n".join(lines)

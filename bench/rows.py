@@ -70,6 +70,11 @@ def read(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+def evidence(row: dict) -> str:
+    """Where a row is from, as tables say it: "measured, NVIDIA H200, commit 0123abc"."""
+    return f"{row['evidence']}, {row['device']}, commit {row['commit']}"
+
+
 def append(name: str, rows: list[dict]) -> Path:
     """Append rows to bench/results/{name}.jsonl and return the file."""
     RESULTS.mkdir(exist_ok=True)

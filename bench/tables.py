@@ -12,6 +12,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench import parity, rank_tables
@@ -19,7 +20,7 @@ from bench.attention import tables as attention
 from bench.engine import tables as engine
 from bench.moe import tables as moe
 from bench.prefix_cache import tables as prefix_cache
-from bench.rows import RESULTS, ROOT, read
+from bench.rows import RESULTS, ROOT, evidence, read
 from bench.sampling import tables as sampling
 from bench.speculation import tables as speculation
 
@@ -46,40 +47,41 @@ def cpu_decode() -> str:
     for row in latest("cpu_decode.jsonl", "case"):
         lines.append(
             f"| {row['case']} | {row['tokens_per_s']} | {row['peer_tokens_per_s']} | "
-            f"{row['ratio']} | {row['evidence']}, {row['device']}, commit {row['commit']} |"
+            f"{row['ratio']} | {evidence(row)} |"
         )
     return "\n".join(lines)
 
 
-def _moe(table: Callable[[list[dict]], str]) -> Callable[[], str]:
-    return lambda: table(latest(moe.FILE, "op", "case"))
+Table = Callable[[list[dict]], str]
+
+
+def newest(table: Table, file: str, key: tuple[str, ...]) -> Callable[[], str]:
+    """`table` of the newest rows of a file."""
+    return lambda: table(latest(file, *key))
 
 
 def _attention(op: str) -> Callable[[], str]:
-    return lambda: attention.times(latest(attention.FILE, *attention.KEY), op)
+    return newest(partial(attention.times, op=op), attention.FILE, attention.KEY)
 
 
-def attention_counters() -> str:
-    """The gather and the strided bias on the emulator."""
-    return attention.counters(latest(attention.COUNTERS_FILE, "arch", "impl"))
+def _engine(table: Table) -> Callable[[], str]:
+    return newest(table, engine.FILE, engine.KEY)
 
 
-def _sampling(table: Callable[[list[dict]], str]) -> Callable[[], str]:
-    return lambda: table(latest(sampling.FILE, *sampling.KEY))
+def _moe(table: Table) -> Callable[[], str]:
+    return newest(table, moe.FILE, ("op", "case"))
 
 
-def prefix_tiers() -> str:
-    """Host memory and disk of the prefix cache."""
-    return prefix_cache.tiers(latest(prefix_cache.FILE, *prefix_cache.KEY))
+def _sampling(table: Table) -> Callable[[], str]:
+    return newest(table, sampling.FILE, sampling.KEY)
 
 
-def prefix_ttft() -> str:
-    """Time to the first token against what the prefix cache has of the prompt."""
-    return prefix_cache.ttft(latest(prefix_cache.TTFT_FILE, *prefix_cache.TTFT_KEY))
+def _speculation(table: Table) -> Callable[[], str]:
+    return newest(table, speculation.FILE, speculation.KEY)
 
 
-def _speculation(table: Callable[[list[dict]], str]) -> Callable[[], str]:
-    return lambda: table(latest(speculation.FILE, *speculation.KEY))
+def _ranks(table: Table) -> Callable[[], str]:
+    return newest(table, rank_tables.FILE, rank_tables.KEY)
 
 
 def layer_kernels() -> str:
@@ -98,8 +100,7 @@ def layer_kernels() -> str:
         lines.append(
             f"| {op} | {case} | {chain['p50_us']} ({chain['launches']}) | "
             f"{fused['p50_us']} ({fused['launches']}) | {fused['floor_us']} | "
-            f"{fused['over_floor']} | {fused['evidence']}, {fused['device']}, "
-            f"commit {fused['commit']} |"
+            f"{fused['over_floor']} | {evidence(fused)} |"
         )
     return "\n".join(lines)
 
@@ -114,8 +115,7 @@ def profile() -> str:
         fraction = "-" if row["fraction"] is None else f"{row['fraction']:.0%}"
         lines.append(
             f"| {row['case']} | {row['calls']:g} | {row['launches']:g} | {row['us']} | "
-            f"{row['mb']} | {fraction} | {row['evidence']}, {row['device']}, "
-            f"commit {row['commit']} |"
+            f"{row['mb']} | {fraction} | {evidence(row)} |"
         )
     return "\n".join(lines)
 
@@ -135,22 +135,9 @@ def small_stack() -> str:
         lines.append(
             f"| {row['case']} | {row['implementation']} | {row['step_ms']} | "
             f"{row['tokens_per_s']} | {row['prefill_ms']} | {slower[0]} | {slower[1]} | "
-            f"{row['evidence']}, {row['device']}, commit {row['commit']} |"
+            f"{evidence(row)} |"
         )
     return "\n".join(lines)
-
-
-def _ranks(table: Callable[[list[dict]], str]) -> Callable[[], str]:
-    return lambda: table(latest(rank_tables.FILE, *rank_tables.KEY))
-
-
-def prompt_graphs() -> str:
-    """Prompt steps from graphs and kernel by kernel."""
-    return rank_tables.prompts(latest(rank_tables.PROMPTS_FILE, *rank_tables.PROMPTS_KEY))
-
-
-def _engine(table: Callable[[list[dict]], str]) -> Callable[[], str]:
-    return lambda: table(latest(engine.FILE, *engine.KEY))
 
 
 def linear() -> str:
@@ -169,7 +156,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention_prefill": _attention("prefill"),
     "attention_decode": _attention("decode"),
     "attention_verify": _attention("verify"),
-    "attention_counters": attention_counters,
+    "attention_counters": newest(attention.counters, attention.COUNTERS_FILE, ("arch", "impl")),
     "moe_experts": _moe(moe.moe_experts),
     "moe_gate": _moe(moe.moe_gate),
     "moe_launches": _moe(moe.moe_launches),
@@ -177,14 +164,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "sampling": _sampling(sampling.sampling),
     "lm_head": _sampling(sampling.lm_head),
     "layer_kernels": layer_kernels,
-    "parity": lambda: parity.table(RESULTS / parity.FILE),
+    "parity": newest(parity.table, parity.FILE, ("case",)),
     "profile": profile,
     "small_stack": small_stack,
-    "prefix_tiers": prefix_tiers,
-    "prefix_ttft": prefix_ttft,
+    "prefix_tiers": newest(prefix_cache.tiers, prefix_cache.FILE, prefix_cache.KEY),
+    "prefix_ttft": newest(prefix_cache.ttft, prefix_cache.TTFT_FILE, prefix_cache.TTFT_KEY),
     "ranks": _ranks(rank_tables.ranks),
     "rank_tokens": _ranks(rank_tables.tokens),
-    "prompt_graphs": prompt_graphs,
+    "prompt_graphs": newest(rank_tables.prompts, rank_tables.PROMPTS_FILE, rank_tables.PROMPTS_KEY),
     "speculation_gate": _speculation(speculation.gates),
     "speculation_rounds": _speculation(speculation.rounds),
     "speculation_acceptance": _speculation(speculation.acceptance),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from bench.rows import evidence
+
 FILE = "engine_h200_2026-11-30.jsonl"
 LINEAR_FILE = "linear_tuning_h200_2026-11-30.jsonl"
 KEY = ("op", "case", "model", "rank_slice", "graphs", "ahead")
-
-
-def _evidence(row: dict) -> str:
-    return f"{row['evidence']}, {row['device']}, commit {row['commit']}"
 
 
 def _yes(value: bool) -> str:
@@ -28,7 +26,7 @@ def layers(rows: list[dict]) -> str:
                 f"| {row['case']} ({row['layers']} layers) | {row['us_per_layer']} | "
                 f"{row['floor_us_per_layer']} | {row['over_floor']} | {row['timed']} | "
                 f"{launches(row, moe=False):.3g} / {launches(row, moe=True):.3g} | "
-                f"{_evidence(row)} |"
+                f"{evidence(row)} |"
             )
     return "\n".join(lines)
 
@@ -75,7 +73,7 @@ def steps(rows: list[dict]) -> str:
                 f"{_yes(row['ahead'])} | {row['step_ms']} | {row['tokens_per_s']} | "
                 f"{100 * row['host_gap_share']:.2f} % | "
                 f"{100 * row['graph_gap_share']:.2f} % | {row['device_activities_a_step']} | "
-                f"{_evidence(row)} |"
+                f"{evidence(row)} |"
             )
     return "\n".join(lines)
 
@@ -92,7 +90,7 @@ def serving(rows: list[dict]) -> str:
             lines.append(
                 f"| {row['max_concurrency']} | {row['median_ttft_ms']} / {row['p99_ttft_ms']} | "
                 f"{row['median_itl_ms']} / {row['p99_itl_ms']} | {row['output_throughput']} | "
-                f"{row['interactivity_tokens_per_s_user']} | {_evidence(row)} |"
+                f"{row['interactivity_tokens_per_s_user']} | {evidence(row)} |"
             )
     return "\n".join(lines)
 
@@ -114,6 +112,6 @@ def linear(rows: list[dict]) -> str:
         }
         lines.append(
             f"| {case} | {best['torch']} | {best['triton']} | {found[0]['floor_us']} | "
-            f"{_evidence(found[0])} |"
+            f"{evidence(found[0])} |"
         )
     return "\n".join(lines)

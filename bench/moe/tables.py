@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bench.rows import evidence
+
 FILE = "moe_h200_2026-11-30.jsonl"
 
 
@@ -77,4 +79,4 @@ def moe_launches(rows: list[dict]) -> str:
 def _evidence(row: dict) -> str:
     """A row of a tuning sweep says so: its configuration was timed, not the op as users call it."""
     kind = "measured in a sweep" if "interim" in row else row["evidence"]
-    return f"{kind}, {row['device']}, commit {row['commit']}"
+    return evidence({**row, "evidence": kind})

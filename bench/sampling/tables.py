@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from bench.rows import evidence
+
 FILE = "sampling_h200_2026-11-30.jsonl"
 KEY = ("op", "case")
-
-
-def _evidence(row: dict) -> str:
-    return f"{row['evidence']}, {row['device']}, commit {row['commit']}"
 
 
 def sampling(rows: list[dict]) -> str:
@@ -21,12 +19,12 @@ def sampling(rows: list[dict]) -> str:
         if row["op"] != "sample":
             continue
         if row["gate"] != "pass":
-            lines.append(f"| {row['case']} | {row['gate']} | | | | {_evidence(row)} |")
+            lines.append(f"| {row['case']} | {row['gate']} | | | | {evidence(row)} |")
             continue
         sort = row["torch_sort_us"] or "-"
         lines.append(
             f"| {row['case']} | {row['p50_us']} ({row['launches']}) | {row['floor_us']} | "
-            f"{row['torch_engine_us']} | {sort} | {_evidence(row)} |"
+            f"{row['torch_engine_us']} | {sort} | {evidence(row)} |"
         )
     return "\n".join(lines)
 
@@ -43,6 +41,6 @@ def lm_head(rows: list[dict]) -> str:
             continue
         lines.append(
             f"| {row['case']} | {row['p50_us']} | {row['floor_us']} | {row['times_floor']} | "
-            f"{row['torch_us']} | {row['torch_padded_us']} | {_evidence(row)} |"
+            f"{row['torch_us']} | {row['torch_padded_us']} | {evidence(row)} |"
         )
     return "\n".join(lines)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from bench.rows import evidence
+
 FILE = "speculation_h200.jsonl"
 KEY = ("op", "case", "model", "device")
 NONE_YET = "No rows yet: this was not run on a GPU."
 WAYS = ("one graph", "a graph a step", "launched")
-
-
-def _evidence(row: dict) -> str:
-    return f"{row['evidence']}, {row['device']}, commit {row['commit']}"
 
 
 def _cell(row: dict | None, name: str) -> str:
@@ -35,7 +33,7 @@ def rounds(rows: list[dict]) -> str:
         lines.append(
             f"| {batch}, {steps} | {times} | {best['rounds_per_s']} | "
             f"{_cell(best, 'blocking_calls_per_round')} | {_cell(best, 'event_waits_per_round')} | "
-            f"{best['gate']} | {_evidence(best)} |"
+            f"{best['gate']} | {evidence(best)} |"
         )
     return "\n".join(lines)
 
@@ -55,7 +53,7 @@ def gates(rows: list[dict]) -> str:
     ]
     for (steps, how), by_dtype in sorted(found.items(), key=lambda item: item[0][0]):
         cells = " | ".join(_cell(by_dtype.get(dtype), "gate") for dtype in dtypes)
-        lines.append(f"| {steps}, {how} | {cells} | {_evidence(next(iter(by_dtype.values())))} |")
+        lines.append(f"| {steps}, {how} | {cells} | {evidence(next(iter(by_dtype.values())))} |")
     return "\n".join(lines)
 
 
@@ -90,6 +88,6 @@ def acceptance(rows: list[dict]) -> str:
             cells = " | ".join(_cell(by_n.get(n), "tokens_per_s") for n in steps)
             lines.append(
                 f"| {batch}, {probability} | {_cell(plain.get(batch), 'tokens_per_s')} | {cells} | "
-                f"{_evidence(next(iter(by_n.values())))} |"
+                f"{evidence(next(iter(by_n.values())))} |"
             )
     return "\n".join(lines)
