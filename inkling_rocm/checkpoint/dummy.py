@@ -105,7 +105,7 @@ def _fill(
     digest = hashlib.sha256(f"{seed}:{piece.name}".encode()).digest()
     keys = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
     spread = std * math.sqrt(3.0)  # uniform in +-spread has standard deviation std
-    step = max(1, _SLAB_ELEMENTS.get(target.device.type, 1 << 18) // len(columns))
+    step = max(1, _SLAB_ELEMENTS["cuda" if target.device.type == "cuda" else "cpu"] // len(columns))
     for begin in range(0, len(rows), step):
         index = rows[begin : begin + step, None] + columns
         values = _uniform(index, keys).mul_(spread).add_(mean)

@@ -63,8 +63,7 @@ class ToldSampler:
 
 
 class _SharedRounds:
-    """Rank 0's in rounds. The other ranks see the same logits, but how a request draws does not
-    leave rank 0; a broadcast of a few numbers can be part of a graph."""
+    """Rank 0's in graphs: a broadcast of a few numbers can be part of one."""
 
     def __init__(self, sampler: RoundSampler, comm: TorchComm):
         self._sampler = sampler
