@@ -124,9 +124,9 @@ class DecodeRunner:
     def run(self, step: StepInput) -> tuple[Tensor, Host, Tensor | None]:
         """Start a step that fits.
 
-        Returns: hidden [B, H] and tokens int64 [B] of the real rows, to be used before the next
-            call, and the host between them. The tokens are None where logits are edited; else they
-            are kept in last_tokens already.
+        Returns: hidden [R, H] of all rows of the bucket, the real ones first, and tokens int64 [B]
+            of the real rows, to be used before the next call, and the host between them. The tokens
+            are None where logits are edited; else they are kept in last_tokens already.
         """
         self.follow_tables(step, decode=True)
         n = len(step.slots)
@@ -148,7 +148,7 @@ class DecodeRunner:
                 self._draw(bucket)
         if self._host.check:
             check_step(bucket.host)
-        return bucket.hidden[:n], bucket.host, None if step.edited else bucket.tokens[:n]
+        return bucket.hidden, bucket.host, None if step.edited else bucket.tokens[:n]
 
     def capture(self) -> None:
         """Record one graph a bucket."""

@@ -46,8 +46,8 @@ class DecodeRunner(Protocol):
     def follow_tables(self, step: StepInput, *, decode: bool) -> None: ...
 
     def run(self, step: StepInput) -> tuple[Tensor, Host, Tensor | None]:
-        """Returns: hidden [B, H], the host they were computed on, and the tokens int64 [B] where
-        the runner has drawn and kept them."""
+        """Returns: hidden [R, H], R >= B, the host they were computed on, and the tokens int64 [B]
+        where the runner has drawn and kept them, from the logits of all R rows."""
         ...
 
     def release(self) -> None: ...
@@ -140,7 +140,8 @@ class LocalExecutor:
             self.rounds.follow_tables(step)
         kept: Tensor | None = None
         if self.decode is not None and self.decode.fits(step):
-            hidden_TH, host, kept = self.decode.run(step)
+            bucket_RH, host, kept = self.decode.run(step)
+            hidden_TH = bucket_RH[: len(step.slots)]
         else:
             if self.decode is not None:
                 self.decode.follow_tables(step, decode=False)
@@ -154,7 +155,8 @@ class LocalExecutor:
         if kept is not None:
             tokens = kept[:, None]
             if step.logprobs:
-                logits_nV = self.model.logits(hidden_TH, host)
+                # From all rows of the bucket, so the logits are those that were drawn from.
+                logits_nV = self.model.logits(bucket_RH, host)[: len(kept)]
                 logprobs = self._logprobs(logits_nV, kept, step.logprobs)
         elif len(step.logit_rows):
             if not np.array_equal(step.logit_rows, np.arange(len(hidden_TH))):

@@ -13,6 +13,7 @@ from inkling_rocm.engine.decode_runner import DecodeRunner
 from tests.engine import history_model
 from tests.engine.history_model import (
     EOS,
+    HistoryModel,
     add_request,
     assert_empty,
     history_core,
@@ -75,6 +76,28 @@ def test_tokens_are_drawn_with_the_step_unless_logits_are_edited(monkeypatch):
     for request, params in zip(requests, (GREEDY, penalised), strict=True):
         assert request.handle.tokens() == reference_tokens(PROMPT, params)
     assert {(2, False), (1, True)} == set(drawn)
+    assert_empty(core)
+
+
+class ShapeModel(HistoryModel):
+    """Logits depend on how many rows they are computed for, as on a GPU whose kernels change with
+    the shape; there by a rounding, here so that it is seen."""
+
+    def logits(self, hidden, host):
+        logits = super().logits(hidden, host)
+        logits[:, len(hidden)] += 50.0
+        return logits
+
+
+def test_log_probabilities_are_of_the_logits_that_were_drawn_from():
+    """Three rows run in a bucket of four: the drawn token is the most likely one there."""
+    core = history_core(model=ShapeModel())
+    requests = [add_request(core, i, PROMPT[i:], GREEDY, logprobs=1) for i in (1, 2, 3)]
+    run_to_end(core)
+    for request in requests:
+        found = [entry for update in request.handle.updates for entry in update.logprobs]
+        assert len(found) == GREEDY.max_new_tokens
+        assert [entry.top for entry in found] == [((e.token_id, e.logprob),) for e in found]
     assert_empty(core)
 
 
