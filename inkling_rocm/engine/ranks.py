@@ -67,7 +67,8 @@ class Ranks:
     """The followers of one engine.
 
     Args:   on_loss: called once, from another thread, with the reason when a follower ends early.
-    Raises: RankLost: torch.distributed is already in use in this process.
+    Raises: RankLost: torch.distributed is already in use in this process; a follower ended before
+        it could be told anything.
 
     Attributes:
         lost: why a follower ended; None while all run.
@@ -92,7 +93,12 @@ class Ranks:
             command = [sys.executable, "-m", "inkling_rocm.engine.follower"]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self._processes.append(process)
-            _send(process, Start(args=args, rank=rank, port=self._port))
+            try:
+                _send(process, Start(args=args, rank=rank, port=self._port))
+            except OSError as error:
+                reason = self._reason(rank, process, None)
+                self.close()
+                raise RankLost(reason) from error
 
     def join(self, parts: EngineParts) -> tuple[MemoryPlan, LocalExecutor]:
         """Wait for the followers' shards, agree on the memory, connect.
@@ -219,7 +225,10 @@ class Ranks:
             code: int | str = process.wait(REASON_SECONDS)
         except subprocess.TimeoutExpired:
             code = "unknown"
-        return f"tensor-parallel rank {rank} (process {process.pid}) ended with exit code {code}"
+        return (
+            f"tensor-parallel rank {rank} (process {process.pid}) ended with exit code {code}; its log "
+            "is on this process's standard error"
+        )
 
 
 def _free_port() -> int:

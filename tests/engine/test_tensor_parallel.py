@@ -6,6 +6,7 @@ import os
 import pickle
 import queue
 import signal
+import subprocess
 import time
 from dataclasses import replace
 
@@ -13,8 +14,17 @@ import pytest
 import torch
 
 from inkling_rocm.checkpoint.released_config import released_config
-from inkling_rocm.engine import Engine, EngineArgs, RequestError, SamplingParams, follower, load
+from inkling_rocm.engine import (
+    Engine,
+    EngineArgs,
+    RequestError,
+    SamplingParams,
+    follower,
+    load,
+    ranks,
+)
 from inkling_rocm.engine.local_executor import LocalExecutor
+from inkling_rocm.engine.ranks import RankLost
 from tests.engine.tiny import tiny_config, tiny_mtp_config
 
 PROMPTS = [[(11 * i + 5 * salt + 3) % 150 for i in range(length)] for salt, length in
@@ -124,6 +134,27 @@ def test_a_lost_rank_ends_the_engine_with_the_reason(folder):
             running.submit(PROMPTS[0], GREEDY)
     finally:
         running.shutdown()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_rank_that_never_starts_is_named_with_its_log(folder, early, monkeypatch):
+    """It ends before it is told anything, or before it says that it is ready."""
+    started = []
+
+    class Broken(subprocess.Popen):
+        def __init__(self, command, **pipes):
+            code = (
+                "import sys; sys.exit(7)" if early else "import sys; sys.stdin.read(1); sys.exit(7)"
+            )
+            super().__init__([command[0], "-c", code], **pipes)
+            started.append(self)
+            if early:
+                self.wait()
+
+    monkeypatch.setattr(ranks.subprocess, "Popen", Broken)
+    with pytest.raises(RankLost, match=r"rank 1 .* exit code 7; its log is on .* standard error"):
+        engine(folder, tp_size=2)
+    assert all(process.poll() is not None for process in started)
 
 
 def test_followers_end_with_the_engine(folder):
