@@ -39,9 +39,11 @@ def weights_of(ids_TK: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> Tensor
 
 def shortfall(scores_TX: Tensor, ids_TK: Tensor) -> float:
     """The most by which an expert's score is from that of the one that belongs in its place; NaN:
-    these are no experts."""
+    these are no experts, or one of them stands twice in a row."""
     ids_TK = ids_TK.cpu().long()
     if len(ids_TK) != len(scores_TX) or not ((ids_TK >= 0) & (ids_TK < scores_TX.shape[1])).all():
+        return float("nan")
+    if (ids_TK.sort(dim=-1).values.diff(dim=-1) == 0).any():  # at a tie it would cost nothing
         return float("nan")
     if not ids_TK.numel():
         return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,7 +211,11 @@ def test_what_a_choice_gives_away():
     scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1]])
     assert shortfall(scores, torch.tensor([[1, 2], [0, 1]])) == 0
     assert shortfall(scores, torch.tensor([[1, 0], [0, 1]])) == pytest.approx(0.4)
-    assert shortfall(scores, torch.tensor([[1, 1], [0, 1]])) == pytest.approx(0.4)
+    for ids in ([1, 1], [2, 2]):
+        assert math.isnan(shortfall(scores, torch.tensor([ids, [0, 1]])))
+    tied = torch.tensor([[0.9, 0.9, 0.5]])
+    assert shortfall(tied, torch.tensor([[1, 0]])) == 0
+    assert math.isnan(shortfall(tied, torch.tensor([[1, 1]])))
     assert shortfall(scores, torch.tensor([[1, 3], [0, 1]])) != 0
     assert shortfall(scores, torch.tensor([[1, 2]])) != 0
 
