@@ -59,6 +59,7 @@ def worker(mode, first, last, folder):
     import contextlib
 
     import torch
+    from triton.errors import TritonError
 
     seeds = range(first, last)
     cases = [generate(s) for s in seeds]
@@ -79,7 +80,7 @@ def worker(mode, first, last, folder):
                     for record in driver.records:
                         mnemonics.update(record.counters.instructions)
             results[seed] = [args[i] for i in case.outputs]
-        except Exception as error:  # every failure is reported, whatever it is
+        except (RuntimeError, TritonError) as error:  # of the emulator and the compiler
             results[seed] = f"{type(error).__name__}: {str(error)[-300:]}"
     torch.save((results, dict(mnemonics)), Path(folder) / f"{mode}.pt")
 
