@@ -31,7 +31,7 @@ from inkling_rocm.engine.executor import (
     StepResult,
 )
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats
-from inkling_rocm.engine.request import DraftCounts, FinishReason, Update
+from inkling_rocm.engine.request import DraftCounts, ErrorCode, FinishReason, Update
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request, Sequence
 from inkling_rocm.engine.speculative.stats import SpeculationStats
@@ -102,7 +102,7 @@ class EngineCore:
             for sequence in request.sequences:
                 if not sequence.retired:
                     sequence.retired = True
-                    sequence.finish("error", error=message)
+                    sequence.finish("error", error=(message, "engine_failed"))
                     self._outbox_of(sequence)
         self.requests.clear()
         self._flush()
@@ -187,9 +187,9 @@ class EngineCore:
 
     def _fail(self, batch: Rows[tuple[Sequence, int]], error: BaseException) -> None:
         logger.error("a step with %d sequences failed", len(batch), exc_info=error)
+        message = f"{type(error).__name__}: {error}"
         for sequence, _ in batch:
-            message = f"{type(error).__name__}: {error}"
-            self._end_request(sequence.request, "error", error=message)
+            self._end_request(sequence.request, "error", error=(message, "step_failed"))
 
     def _book(self, flight: Flight, result: StepResult) -> None:
         for (sequence, _), found in zip(flight.scored, result.scores, strict=True):
@@ -245,13 +245,7 @@ class EngineCore:
             if sequence.finished:  # it had ended before this step, or was aborted meanwhile
                 continue
             if not tokens:
-                constraint = sequence.constraint
-                fault = None if constraint is None else constraint.fault
-                message = fault or (
-                    "the logits are not finite, or logit_bias, min_new_tokens and the constraint "
-                    "exclude each other"
-                )
-                sequence.finish("error", error=f"no token can follow: {message}")
+                sequence.finish("error", error=_why_no_token(sequence))
                 continue
             sequence.computed += len(tokens) - 1
             for i, token in enumerate(tokens):
@@ -269,7 +263,11 @@ class EngineCore:
                 self._outbox_of(sequence)
 
     def _end_request(
-        self, request: Request, reason: FinishReason, *, error: str | None = None
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        error: tuple[str, ErrorCode] | None = None,
     ) -> None:
         for sequence in request.sequences:
             if not sequence.finished:
@@ -305,3 +303,13 @@ class EngineCore:
         for request, updates in self._outbox.values():
             request.handle.push(updates)
         self._outbox.clear()
+
+
+def _why_no_token(sequence: Sequence) -> tuple[str, ErrorCode]:
+    """Why nothing could be drawn for a sequence: its own request, if that can have been it."""
+    if not sequence.edits.excludes:
+        return "no token can follow: the logits are not finite", "logits_not_finite"
+    constraint = sequence.constraint
+    fault = None if constraint is None else constraint.fault
+    reason = fault or "logit_bias, min_new_tokens and the constraint exclude each other"
+    return f"no token can follow: {reason}", "no_token_possible"

@@ -142,6 +142,13 @@ class LogitEdits:
             or self.holds_back_stop
         )
 
+    @property
+    def excludes(self) -> bool:
+        """Whether they may leave no token that can be drawn."""
+        return (
+            self.mask is not None or self.holds_back_stop or not bool(np.isfinite(self.bias).all())
+        )
+
 
 def apply_edits(logits_nV: Tensor, edits: Sequence[tuple[int, LogitEdits]]) -> None:
     """Edit logits in place: penalties, then bias, then masks.

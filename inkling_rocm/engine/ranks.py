@@ -226,8 +226,8 @@ class Ranks:
         except subprocess.TimeoutExpired:
             code = "unknown"
         return (
-            f"tensor-parallel rank {rank} (process {process.pid}) ended with exit code {code}; its log "
-            "is on this process's standard error"
+            f"tensor-parallel rank {rank} (process {process.pid}) ended with exit code {code}; "
+            "its log is on this process's standard error"
         )
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+# Why a continuation ended in "error": what the request asks for excludes every token; the logits
+# were not finite; the step it was part of failed; the engine is beyond use.
+ErrorCode = Literal["no_token_possible", "logits_not_finite", "step_failed", "engine_failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,8 @@ class Update:
         logprobs: one a token id, when asked for.
         prompt_logprobs: in the first update, when asked for: one a prompt token (None for the
             first).
-        finish_reason: None while running; matched_stop: the id or text that ended it.
+        finish_reason: None while running; matched_stop: the id or text that ended it. error,
+            error_code: why it ended in "error", for people and for programs.
         prompt_tokens, completion_tokens, cached_tokens: counts so far.
         draft_counts: what speculation did so far; None before the first verification.
         created: time.perf_counter() when the engine made it.
@@ -121,11 +125,20 @@ class Update:
     finish_reason: FinishReason | None = None
     matched_stop: int | str | None = None
     error: str | None = None
+    error_code: ErrorCode | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     draft_counts: DraftCounts | None = None
     created: float = field(default=0.0, compare=False)
+
+
+class GenerationError(RuntimeError):
+    """A request that the engine could not finish; `code` as in Update.error_code."""
+
+    def __init__(self, message: str, *, code: ErrorCode | None):
+        super().__init__(message)
+        self.code = code
 
 
 class RequestError(ValueError):

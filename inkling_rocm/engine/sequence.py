@@ -13,6 +13,7 @@ from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.request import (
     DraftCounts,
+    ErrorCode,
     FinishReason,
     SamplingParams,
     TokenLogprob,
@@ -97,7 +98,7 @@ class Sequence:
             self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
         self._stop_strings = StopStrings(params.stop, keep_match=params.no_stop_trim)
         self._matched: int | str | None = None
-        self._error: str | None = None
+        self._error: tuple[str, ErrorCode] | None = None
         self._reported = False
         self._new_ids: list[int] = []
         self._new_text: list[str] = []
@@ -165,7 +166,7 @@ class Sequence:
         if self.finished is not None:
             return
         if self.constraint is not None and (fault := self.constraint.add(token)):
-            self.finish("error", error=fault)
+            self.finish("error", error=(fault, "no_token_possible"))
         elif self.generated >= params.max_new_tokens:
             self.finish("length")
 
@@ -174,10 +175,10 @@ class Sequence:
         reason: FinishReason,
         *,
         matched: int | str | None = None,
-        error: str | None = None,
+        error: tuple[str, ErrorCode] | None = None,
     ) -> None:
         """End the continuation; text that was held back becomes final unless a stop string
-        matched."""
+        matched. Args: error: message and code of the reason "error"."""
         self.finished, self._matched, self._error = reason, matched, error
         if self._detokenizer is not None and not isinstance(matched, str):
             text, stop = self._stop_strings.add(self._detokenizer.finish())
@@ -200,6 +201,7 @@ class Sequence:
 
     def take_update(self) -> Update:
         """What is new since the last call."""
+        message, code = self._error or (None, None)
         update = Update(
             index=self.index,
             token_ids=tuple(self._new_ids),
@@ -208,7 +210,8 @@ class Sequence:
             prompt_logprobs=() if self._reported else tuple(self.request.scored),
             finish_reason=self.finished,
             matched_stop=self._matched,
-            error=self._error,
+            error=message,
+            error_code=code,
             prompt_tokens=self.prompt_len,
             completion_tokens=self.generated,
             draft_counts=self.draft_counts,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inkling_rocm.engine.handle import RequestHandle
 from inkling_rocm.engine.request import (
     DraftCounts,
+    GenerationError,
     RequestError,
     SamplingParams,
     TokenLogprob,
@@ -80,7 +81,8 @@ class _Output:
 
     def add(self, update: Update) -> None:
         if update.finish_reason == "error":
-            raise RuntimeError(f"request {self.handle.rid} failed: {update.error}")
+            message = f"request {self.handle.rid} failed: {update.error}"
+            raise GenerationError(message, code=update.error_code)
         self.text.append(update.text)
         self.ids += update.token_ids
         self.logprobs += update.logprobs

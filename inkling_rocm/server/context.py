@@ -14,12 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inkling_rocm.engine import Engine, EngineArgs, RequestHandle
-from inkling_rocm.engine.request import SamplingParams, Update
+from inkling_rocm.engine.request import ErrorCode, SamplingParams, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.render import ChatRenderer
-
-_NO_TOKEN = "no token can follow"
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -172,10 +170,10 @@ def json_response(payload: Any) -> Response:
     return Response(orjson.dumps(payload), media_type="application/json")
 
 
-def failure(message: str) -> ApiError:
+def failure(message: str, code: ErrorCode | None) -> ApiError:
     """What to tell the client when the engine could not finish its request."""
-    if _NO_TOKEN in message:  # the request's own constraints exclude every token
-        return ApiError(message, code="no_token_possible")
+    if code == "no_token_possible":
+        return ApiError(message, code=code)
     return ApiError(message, status=500, code="engine_error")
 
 
@@ -184,7 +182,7 @@ def engine_failure(update: Update) -> ApiError:
     if update.finish_reason == "abort":
         message = "The request was aborted by the server."
         return ApiError(message, status=503, code="aborted")
-    return failure(update.error or "the engine gave no reason")
+    return failure(update.error or "the engine gave no reason", update.error_code)
 
 
 async def _read_bytes(request: Request, limit: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inkling_rocm.engine.request import SamplingParams
+from inkling_rocm.engine.request import GenerationError, SamplingParams
 from inkling_rocm.engine.sglang_form import Generation
 from inkling_rocm.server.completions import check_choices, prompt_ids
 from inkling_rocm.server.context import ServerContext, failure, json_response
@@ -88,14 +88,14 @@ def _params(
 async def _collect(generation: Generation) -> Any:
     try:
         return await generation.aresult()
-    except RuntimeError as error:
-        raise failure(str(error)) from error
+    except GenerationError as error:
+        raise failure(str(error), error.code) from error
 
 
 async def _events(generation: Generation) -> AsyncIterator[bytes]:
     try:
         async for result in generation.aiterate():
             yield event(result)
-    except RuntimeError as error:
-        yield event(failure(str(error)).body())
+    except GenerationError as error:
+        yield event(failure(str(error), error.code).body())
     yield DONE

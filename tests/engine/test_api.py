@@ -9,6 +9,7 @@ import time
 import pytest
 
 from inkling_rocm.engine import Engine, EngineArgs, RequestError, SamplingParams, TokenLogprob
+from inkling_rocm.engine.request import GenerationError
 from tests.engine.history_model import (
     BLOCK_END,
     EOS,
@@ -420,10 +421,12 @@ def test_a_failing_step_ends_its_batch_and_nothing_else():
         failed = [end for end in ends if end.finish_reason == "error"]
         assert 1 <= len(failed) <= 2
         assert all("7 GiB" in end.error for end in failed)
+        assert all(end.error_code == "step_failed" for end in failed)
         assert [end.finish_reason for end in ends].count("length") == 6 - len(failed)
         fail_at.add(len(steps) + 1)
-        with pytest.raises(RuntimeError, match="7 GiB"):
+        with pytest.raises(GenerationError, match="7 GiB") as caught:
             engine.generate(input_ids=[1], sampling_params=GREEDY)
+        assert caught.value.code == "step_failed"
         fail_at.add(len(steps) + 1)
         with pytest.raises(RuntimeError, match="7 GiB"):
             engine.prompt_logits([1, 2])
@@ -445,6 +448,10 @@ def test_logits_that_are_not_finite_end_one_request_only():
         (end,) = list(bad)
         assert end.finish_reason == "error"
         assert "not finite" in end.error
+        assert end.error_code == "logits_not_finite"
+        held = SamplingParams(max_new_tokens=5, min_new_tokens=2, logit_bias={0: float("inf")})
+        (end,) = list(engine.submit([7], held))
+        assert end.error_code == "no_token_possible"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -457,6 +464,7 @@ def test_a_dead_engine_hangs_nobody():
     (end,) = list(handle)
     assert end.finish_reason == "error"
     assert "KeyboardInterrupt" in end.error
+    assert end.error_code == "engine_failed"
     engine._thread.join(5)
     with pytest.raises(RequestError) as caught:
         engine.submit([1], SamplingParams())

@@ -10,7 +10,13 @@ from types import SimpleNamespace
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.detokenizer import Detokenizer
 from inkling_rocm.engine.metrics import EngineStats
-from inkling_rocm.engine.request import RequestError, SamplingParams, TokenLogprob, Update
+from inkling_rocm.engine.request import (
+    ErrorCode,
+    RequestError,
+    SamplingParams,
+    TokenLogprob,
+    Update,
+)
 from inkling_rocm.engine.tokenizer import InklingTokenizer
 
 TOKENIZER = InklingTokenizer()
@@ -104,6 +110,7 @@ class ScriptedHandle:
             logprobs=entries,
             finish_reason=reason,
             error="planted" if reason == "error" else None,
+            error_code=self._engine.error_code if reason == "error" else None,
             prompt_tokens=len(self._prompt),
             completion_tokens=self._made[index],
             cached_tokens=self._engine.cached,
@@ -129,6 +136,7 @@ class ScriptedEngine:
         self.chunk = 1
         self.delay = 0.0
         self.finish = "stop"
+        self.error_code: ErrorCode = "step_failed"
         self.cached = 0
         self.running = 0
         self.aborted: list[str] = []

@@ -290,6 +290,10 @@ def test_engine_errors(say):
         ask(client)
     with pytest.raises(openai.APIError, match="planted"):
         list(ask(client, stream=True))
+    engine.error_code = "no_token_possible"  # the request's own doing
+    with pytest.raises(openai.BadRequestError, match="planted") as caught:
+        ask(client)
+    assert caught.value.code == "no_token_possible"
     engine.refusal = RequestError("too many", code="queue_full")
     with pytest.raises(openai.RateLimitError) as caught:
         ask(client)
