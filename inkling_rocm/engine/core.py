@@ -83,11 +83,21 @@ class EngineCore:
         self.requests[request.rid] = request
         self.scheduler.add(request)
 
-    def abort(self, rid: str) -> None:
-        """End a request; unknown and ended ones are none of our business."""
-        if rid in self.requests:
-            self._end_request(self.requests[rid], "abort")
-            self._flush()
+    def abort(self, rid: str, index: int | None = None) -> None:
+        """End a request, or one continuation of it; unknown and ended ones are none of our
+        business."""
+        if rid not in self.requests:
+            return
+        request = self.requests[rid]
+        if index is None:
+            self._end_request(request, "abort")
+        else:
+            sequence = request.sequences[index]
+            if not sequence.finished:
+                sequence.finish("abort")
+            if not sequence.siblings:  # else it still computes the prompt from which they start
+                self._retire(sequence)
+        self._flush()
 
     def abort_all(self) -> None:
         """End every request."""

@@ -308,10 +308,10 @@ class Engine:
             raise RuntimeError(f"prompt_logits ended by {last.finish_reason}: {last.error}")
         return torch.cat(request.prompt_logits)
 
-    def abort(self, rid: str) -> None:
-        """End a request and free what it holds; its handle gets finish_reason "abort". Unknown rids
-        are ignored: the request may just have ended."""
-        self._command(lambda: self._core.abort(rid))
+    def abort(self, rid: str, index: int | None = None) -> None:
+        """End a request, or only continuation `index` of its n, and free what it holds; its handle
+        gets finish_reason "abort". Unknown rids are ignored: the request may just have ended."""
+        self._command(lambda: self._core.abort(rid, index))
 
     @property
     def failure(self) -> str | None:

@@ -19,14 +19,15 @@ class RequestHandle:
 
     Args:
         continuations: n of the request.
-        abort, on_end: called with rid: to stop it, and when the engine has reported its end.
+        abort: called with rid, and with a continuation or None for all, to stop it.
+        on_end: called with rid when the engine has reported its end.
     """
 
     def __init__(
         self,
         rid: str,
         continuations: int,
-        abort: Callable[[str], None],
+        abort: Callable[[str, int | None], None],
         on_end: Callable[[str], None],
     ):
         self.rid = rid
@@ -38,9 +39,10 @@ class RequestHandle:
         self._done = threading.Event()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future] | None = None
 
-    def abort(self) -> None:
-        """Ask the engine to stop. The last updates arrive as for any other end."""
-        self._abort(self.rid)
+    def abort(self, index: int | None = None) -> None:
+        """Ask the engine to stop, all or one of the continuations. The last updates arrive as for
+        any other end."""
+        self._abort(self.rid, index)
 
     def push(self, updates: Sequence[Update]) -> None:
         """Hand over updates (called by the engine)."""

@@ -216,11 +216,20 @@ def _note(chat: _Chat, update: Update) -> None:
     chat.cached_tokens = max(chat.cached_tokens, update.cached_tokens)
 
 
+def _stop(chat: _Chat, choice: ChatChoice, update: Update) -> None:
+    """Tell the engine of a choice that ended on this side: others may go on for long."""
+    if choice.finish_reason is not None and update.finish_reason is None:
+        chat.handle.abort(choice.index)
+
+
 async def _collect(chat: _Chat) -> dict[str, Any]:
     async for update in chat.handle:
         _note(chat, update)
         choice = chat.choices[update.index]
+        if choice.finish_reason is not None:
+            continue
         choice.push(update)
+        _stop(chat, choice, update)
         if choice.error is not None:
             raise choice.error
         if chat.done:
@@ -259,7 +268,9 @@ async def _events(chat: _Chat) -> AsyncIterator[bytes]:
         if choice.index not in started:
             started.add(choice.index)
             yield chunk(choice, {"role": "assistant", "content": ""})
-        for piece in choice.push(update):
+        pieces = choice.push(update)
+        _stop(chat, choice, update)
+        for piece in pieces:
             yield chunk(choice, piece["delta"], logprobs=piece.get("logprobs"))
         if choice.error is not None:
             yield event(choice.error.body())

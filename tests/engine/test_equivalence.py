@@ -168,6 +168,27 @@ def test_continuations_end_independently():
     assert_empty(core)
 
 
+@pytest.mark.parametrize("max_running", [1, 8])
+@pytest.mark.parametrize("index", range(3))
+def test_one_continuation_is_aborted_at_every_moment(index, max_running):
+    """Also before its prompt is computed, from which the others start: they go on unchanged."""
+    params = SamplingParams(max_new_tokens=4, seed=11, n=3, ignore_eos=True)
+    expected = [reference_tokens(prompt_of(20), params, seed=11 + i) for i in range(3)]
+    settings = {"chunked_prefill_size": 8, "max_running_requests": max_running}
+    for moment in (0, 1, 2, 3, 4, 6):
+        core = history_core(**settings)
+        request = add_request(core, 1, prompt_of(20), params)
+        for _ in range(moment):
+            core.step()
+        core.abort("r1", index)
+        run_to_end(core)
+        for i in range(3):
+            found, end = request.handle.tokens(i), request.handle.reasons()[i]
+            assert end == "length" if i != index else end in ("abort", "length"), (moment, i)
+            assert found == expected[i][: len(found) if end == "abort" else None], (moment, i)
+        assert_empty(core)
+
+
 class _Forgetful(HistoryModel):
     """Claims that the window is one shorter: what an oracle of ours must notice."""
 

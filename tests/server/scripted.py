@@ -41,6 +41,7 @@ class ScriptedHandle:
     def __init__(self, engine: ScriptedEngine, rid: str, prompt: list[int], params, logprobs):
         self.rid = rid
         self.aborted = False
+        self._stopped: set[int] = set()
         self._engine = engine
         self._prompt = prompt
         self._logprobs = logprobs
@@ -59,9 +60,13 @@ class ScriptedHandle:
         self._ended = False
         self._updates = self._play()
 
-    def abort(self) -> None:
-        self.aborted = True
-        self._engine.aborted.append(self.rid)
+    def abort(self, index: int | None = None) -> None:
+        if index is None:
+            self.aborted = True
+            self._engine.aborted.append(self.rid)
+        else:
+            self._stopped.add(index)
+            self._engine.stopped.append((self.rid, index))
 
     @property
     def ended(self) -> bool:
@@ -80,6 +85,9 @@ class ScriptedHandle:
             while running:
                 for index in list(running):
                     await asyncio.sleep(self._engine.delay)
+                    if index in self._stopped:
+                        running.remove(index)
+                        continue
                     update = self._next(index)
                     if update.finish_reason is not None:
                         running.remove(index)
@@ -140,6 +148,7 @@ class ScriptedEngine:
         self.cached = 0
         self.running = 0
         self.aborted: list[str] = []
+        self.stopped: list[tuple[str, int]] = []
         self.submitted: list[tuple[list[int], SamplingParams]] = []
         self.refusal: RequestError | None = None
 

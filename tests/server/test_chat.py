@@ -185,6 +185,21 @@ def test_stop_strings(say, stop, chunk):
     assert len(engine.aborted) == 2
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_choice_that_has_ended_is_not_generated_on(live, client, stream):
+    """Its siblings may take long."""
+    texts = ["one STOP" + " two" * 200, "three" + " four" * 50, "five STOP" + " six" * 200]
+    engine = ScriptedEngine(lambda *_: [encode("<content_text>" + text + END) for text in texts])
+    live.engine.inner = engine
+    answer = ask(client, n=3, stop="STOP", stream=stream)
+    found = ["", "", ""]
+    for chunk in answer if stream else [answer]:
+        for choice in chunk.choices:
+            found[choice.index] += (choice.delta if stream else choice.message).content or ""
+    assert found == ["one ", texts[1], "five "]
+    assert [index for _, index in engine.stopped] == [0, 2]
+
+
 def test_stop_strings_leave_reasoning_and_near_misses_alone(say):
     client, _ = say(THINK + TEXT + END)
     message = ask(client, stop=["think", "Hello 🙂 wörld, okay"]).choices[0].message
