@@ -203,6 +203,14 @@ def plan_memory(
                 "max_total_tokens or mem_fraction_static"
             )
         context, chunk = held, min(chunk, held)
+    if (args.chunked_prefill_size or 0) > chunk:
+        logger.warning(
+            "chunked_prefill_size %d is more than the context of %d tokens: a step computes at most "
+            "%d prompt tokens",
+            args.chunked_prefill_size,
+            context,
+            chunk,
+        )
     if not page_bytes[False]:
         global_pages = 0
     total = (ring_bytes + global_pages * page_bytes[False] + window_pages * page_bytes[True]) / GIB

@@ -63,7 +63,13 @@ def create_app(
     metrics.watch(observed, engine)
     renderer = ChatRenderer(engine.tokenizer.native)
     context = ServerContext(engine=engine, renderer=renderer, settings=settings)
-    app = FastAPI(title="inkling-rocm", version=version("inkling-rocm"), redoc_url=None)
+    app = FastAPI(
+        title="inkling-rocm",
+        version=version("inkling-rocm"),
+        redoc_url=None,
+        # A redirect names the scheme and host this process sees, which behind a proxy are others.
+        redirect_slashes=False,
+    )
     app.state.context = context
     app.add_exception_handler(errors.ApiError, errors.on_api_error)
     app.add_exception_handler(RequestError, errors.on_api_error)

@@ -138,6 +138,24 @@ def test_the_plan_is_logged(monkeypatch, caplog):
     assert "context 96 (checkpoint: 512)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("context", "pool", "most"), [({"context_length": 48}, 4096, 48), ({}, 128, 128)]
+)
+def test_a_prompt_chunk_beyond_the_context_is_told(monkeypatch, caplog, context, pool, most):
+    plan = plan_of(
+        tiny_config(),
+        monkeypatch=monkeypatch,
+        chunked_prefill_size=8192,
+        max_total_tokens=pool,
+        **context,
+    )
+    assert plan.chunk_tokens == most
+    assert f"at most {most} prompt tokens" in caplog.text
+    caplog.clear()
+    plan_of(tiny_config(), monkeypatch=monkeypatch, max_total_tokens=pool, **context)
+    assert "chunked_prefill_size" not in caplog.text  # nobody asked for the default
+
+
 def test_free_memory_of_this_machine_is_plausible():
     assert 1 << 20 < free_bytes(CPU) < 1 << 50
 

@@ -230,6 +230,7 @@ def test_body_too_large(http):
 
 def test_routes(http):
     check(http.get("/v1/nothing"), 404, code="not_found")
+    check(http.post(f"{CHAT}/", json={"messages": HI}), 404, code="not_found")
     check(http.get(CHAT), 405, code="method_not_allowed")
     check(http.post("/v1/models"), 405, code="method_not_allowed")
     check(http.post(CHAT, json={"model": "gpt-4", "messages": HI}), 404, "model", "model_not_found")
