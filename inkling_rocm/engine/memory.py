@@ -205,8 +205,8 @@ def plan_memory(
         context, chunk = held, min(chunk, held)
     if (args.chunked_prefill_size or 0) > chunk:
         logger.warning(
-            "chunked_prefill_size %d is more than the context of %d tokens: a step computes at most "
-            "%d prompt tokens",
+            "chunked_prefill_size %d is more than the context of %d tokens: a step computes at "
+            "most %d prompt tokens",
             args.chunked_prefill_size,
             context,
             chunk,
