@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,8 @@ from inkling_rocm.config import (
 )
 
 _VERSION = 2  # raise it when the way the weights are made changes
-_MANIFEST = "demo.json"  # size and digest of every other file, written last
+_MANIFEST = "demo.json"  # size and digest of every other file, written last; touched when used
+_UNUSED_SECONDS = 30 * 24 * 3600
 _SHARD_BYTES = 64_000_000
 _END_OF_TURN = 200006
 _ANSWER_TOKENS = 256  # mean length of an answer sampled at temperature 1
@@ -87,7 +89,8 @@ def demo_config() -> InklingConfig:
 
 
 def demo_checkpoint(cache_dir: str | Path | None = None) -> Path:
-    """Folder of the demo checkpoint; writes it unless an intact copy is there.
+    """Folder of the demo checkpoint; writes it unless an intact copy is there. Copies of other
+    versions are removed once nothing has used them for a month.
 
     Args:    cache_dir: where to keep it; None = this user's cache folder.
     Raises:  OSError: the folder cannot be written.
@@ -97,6 +100,8 @@ def demo_checkpoint(cache_dir: str | Path | None = None) -> Path:
     key = hashlib.sha256(f"{_VERSION}:{config_text}".encode()).hexdigest()[:12]
     folder = parent / f"demo-{key}"
     if _is_intact(folder):
+        with suppress(PermissionError):  # a shared copy may be for reading only
+            os.utime(folder / _MANIFEST)
         return folder
     parent.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed: whoever sees the folder sees all of it.
@@ -115,6 +120,7 @@ def demo_checkpoint(cache_dir: str | Path | None = None) -> Path:
                 raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+    _remove_unused(parent)
     return folder
 
 
@@ -219,6 +225,16 @@ def _is_intact(folder: Path) -> bool:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False  # damaged in whatever way: it is written anew
+
+
+def _remove_unused(parent: Path) -> None:
+    """Remove copies that nothing has used lately, and what a killed process left of one."""
+    for folder in [*parent.glob("demo-*"), *parent.glob(".demo-*")]:
+        manifest = folder / _MANIFEST
+        with suppress(FileNotFoundError):  # another process removes it as well
+            used = (manifest if manifest.exists() else folder).stat().st_mtime
+            if time.time() - used > _UNUSED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sha256(file: Path) -> str:

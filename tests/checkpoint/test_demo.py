@@ -102,6 +102,27 @@ def test_reused_when_intact(small_demo, tmp_path):
     assert list(tmp_path.iterdir()) == [first]  # nothing is left of the staging
 
 
+def test_other_copies_are_removed_once_unused_for_a_month(small_demo, tmp_path):
+    def copy(name, days, manifest):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = folder / "demo.json" if manifest else folder
+        if manifest:
+            file.write_text("{}")
+        os.utime(file, (time.time() - days * 86400,) * 2)
+        return folder
+
+    gone = [copy("demo-1", 31, True), copy(".demo-2", 31, False)]
+    kept = [copy("demo-3", 29, True), copy(".demo-4", 29, False), copy("other", 99, True)]
+    kept.append(demo_checkpoint(tmp_path))
+    assert not any(folder.exists() for folder in gone)
+    assert all(folder.exists() for folder in kept)
+    os.utime(kept[-1] / "demo.json", (0, 0))
+    demo_checkpoint(tmp_path)  # it is there, and that counts as a use
+    assert time.time() - (kept[-1] / "demo.json").stat().st_mtime < 60
+    assert len(small_demo) == 1
+
+
 @pytest.mark.parametrize(
     "damage",
     [
