@@ -19,6 +19,7 @@ from inkling_rocm.engine.request import (
     TokenLogprob,
     Update,
 )
+from inkling_rocm.engine.token_list import TokenList
 from inkling_rocm.engine.tokenizer import Tokenizer
 
 
@@ -74,8 +75,8 @@ class Sequence:
         params = request.params
         self.request = request
         self.index = index
-        self.tokens = list(request.prompt_ids)
-        self.prompt_len = len(self.tokens)
+        self.tokens = TokenList(request.prompt_ids)
+        self.prompt_len = len(request.prompt_ids)
         self.pending = 0
         self.computed = 0
         self.slot = 0
@@ -116,7 +117,7 @@ class Sequence:
     @property
     def length(self) -> int:
         """Tokens, pending ones included."""
-        return len(self.tokens) + self.pending
+        return self.prompt_len + self.generated + self.pending
 
     @property
     def remaining(self) -> int:
@@ -128,7 +129,7 @@ class Sequence:
         """Positions below this have final state in every layer. Depth m of the draft blocks reads
         at position p the token at p + m + 1, so it is final once that token is known. After a fork
         what was computed has read the last token of the other continuation."""
-        known = len(self.tokens) - self.forked
+        known = self.prompt_len + self.generated - self.forked
         return max(min(self.computed, known - self.depths), 0)
 
     @property
@@ -147,7 +148,7 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        return len(self.tokens.own)
 
     def add(self, token: int, logprob: TokenLogprob | None) -> None:
         """Append a sampled token and find out whether it is the last."""
