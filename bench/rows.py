@@ -70,9 +70,12 @@ def read(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def evidence(row: dict) -> str:
-    """Where a row is from, as tables say it: "measured, NVIDIA H200, commit 0123abc"."""
-    return f"{row['evidence']}, {row['device']}, commit {row['commit']}"
+def evidence(*rows: dict) -> str:
+    """Where rows of one kind and device are from, as tables say it: "measured, NVIDIA H200, commit
+    0123abc", with all commits where there are several."""
+    ((kind, device),) = {(row["evidence"], row["device"]) for row in rows}
+    commits = dict.fromkeys(row["commit"] for row in rows)
+    return f"{kind}, {device}, commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
 
 
 def append(name: str, rows: list[dict]) -> Path:

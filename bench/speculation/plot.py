@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.rows import read
-from bench.speculation.tables import by_acceptance
+from bench.speculation.tables import by_acceptance, without_drafts
 
 
 def plot(rows: list[dict], file: Path) -> None:
@@ -22,7 +22,7 @@ def plot(rows: list[dict], file: Path) -> None:
 
     Raises: ValueError: no row of op "acceptance".
     """
-    found = by_acceptance(rows)
+    found, plain = by_acceptance(rows), without_drafts(rows)
     if not found:
         raise ValueError('nothing to plot: there is no row of op "acceptance"')
     figure = Figure(figsize=(5.5 * len(found), 4.2), layout="constrained")
@@ -33,12 +33,11 @@ def plot(rows: list[dict], file: Path) -> None:
             tokens = batch * sum(probability**depth for depth in range(steps + 1))
             round_s = median(row["p50_us"] for row in some) / 1e6
             (line,) = axes.plot(probability, tokens / round_s, label=f"{steps}")
-            speed = [row["tokens_per_s"] for row in some]
-            axes.plot([row["probability"] for row in some], speed, "o", color=line.get_color())
-        for row in rows:
-            if row["op"] == "round" and row["steps"] == 0 and row["batch"] == batch:
-                axes.axhline(row["tokens_per_s"], color="black", ls=":", label="no drafts")
-                break
+            at, measured = ([row[name] for row in some] for name in ("probability", "tokens_per_s"))
+            axes.plot(at, measured, "o", color=line.get_color())
+        if batch in plain:
+            speed = plain[batch]["tokens_per_s"]
+            axes.axhline(speed, color="black", ls=":", label="no drafts")
         axes.set_xlabel("probability that a draft is accepted (simulated)")
         axes.set_ylabel("tokens/s")
         axes.set_title(f"batch {batch}, {some[0]['model']}, {some[0]['device']}")

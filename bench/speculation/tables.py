@@ -58,14 +58,21 @@ def gates(rows: list[dict]) -> str:
 
 
 def by_acceptance(rows: list[dict]) -> dict[int, dict[int, list[dict]]]:
-    """Rows of op "acceptance" by batch and steps, in the order of probability."""
+    """The newest rows of op "acceptance" by batch and steps, in the order of probability."""
+    newest = {
+        (row["batch"], row["steps"], row["probability"]): row
+        for row in rows
+        if row["op"] == "acceptance"
+    }
     found: dict[int, dict[int, list[dict]]] = {}
-    for row in sorted(
-        (row for row in rows if row["op"] == "acceptance"),
-        key=lambda row: (row["batch"], row["steps"], row["probability"]),
-    ):
-        found.setdefault(row["batch"], {}).setdefault(row["steps"], []).append(row)
+    for (batch, steps, _), row in sorted(newest.items()):
+        found.setdefault(batch, {}).setdefault(steps, []).append(row)
     return found
+
+
+def without_drafts(rows: list[dict]) -> dict[int, dict]:
+    """By batch, the newest row of a decode step."""
+    return {row["batch"]: row for row in rows if row["op"] == "round" and row["steps"] == 0}
 
 
 def acceptance(rows: list[dict]) -> str:
@@ -73,7 +80,7 @@ def acceptance(rows: list[dict]) -> str:
     found = by_acceptance(rows)
     if not found:
         return NONE_YET
-    plain = {row["batch"]: row for row in rows if row["op"] == "round" and row["steps"] == 0}
+    plain = without_drafts(rows)
     steps = sorted({n for by_steps in found.values() for n in by_steps})
     lines = [
         f"| batch, probability | no drafts | {' | '.join(map(str, steps))} | evidence |",
@@ -81,6 +88,7 @@ def acceptance(rows: list[dict]) -> str:
     ]
     for batch, by_steps in found.items():
         at: dict[float, dict[int, dict]] = {}
+        beside = [plain[batch]] if batch in plain else []
         for n, some in by_steps.items():
             for row in some:
                 at.setdefault(row["probability"], {})[n] = row
@@ -88,6 +96,6 @@ def acceptance(rows: list[dict]) -> str:
             cells = " | ".join(_cell(by_n.get(n), "tokens_per_s") for n in steps)
             lines.append(
                 f"| {batch}, {probability} | {_cell(plain.get(batch), 'tokens_per_s')} | {cells} | "
-                f"{evidence(next(iter(by_n.values())))} |"
+                f"{evidence(*beside, *by_n.values())} |"
             )
     return "\n".join(lines)

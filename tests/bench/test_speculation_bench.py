@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.rows import evidence
 from bench.speculation import tables
 from bench.speculation.gate import gate
 from bench.speculation.gate import main as compare
@@ -92,6 +93,20 @@ def test_a_row_a_way_makes_one_line():
     found = [way_of(engine, apart=apart) for apart in (False, True)]
     ways.rounds = None
     assert (*found, way_of(engine, apart=False)) == tables.WAYS
+
+
+def test_a_table_of_rows_of_several_commits_names_them_all():
+    """And has the newest where something was measured again."""
+    common = {"evidence": "measured", "device": "a GPU", "batch": 1, "probability": 0.5}
+    rows = [
+        {**common, "op": "acceptance", "steps": steps, "commit": commit, "tokens_per_s": speed}
+        for steps, commit, speed in ((1, "old", 10.0), (2, "old", 20.0), (2, "new", 21.0))
+    ]
+    rows.append({**rows[0], "op": "round", "steps": 0, "commit": "plain", "tokens_per_s": 5.0})
+    row = tables.acceptance(rows).splitlines()[-1]
+    assert row == "| 1, 0.5 | 5.0 | 10.0 | 21.0 | measured, a GPU, commits plain, old, new |"
+    with pytest.raises(ValueError, match="unpack"):  # kinds of evidence never share a table's row
+        evidence(rows[0], {**rows[1], "evidence": "emulated"})
 
 
 @pytest.mark.full
