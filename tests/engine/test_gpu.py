@@ -198,6 +198,18 @@ def test_an_engine_from_arguments(small_config_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_greedy_token_is_the_most_likely_of_its_log_probabilities(dtype):
+    """Five rows run in a bucket of eight; both are of the logits of all eight."""
+    params = SamplingParams(max_new_tokens=30, temperature=0.0, ignore_eos=True)
+    with engine_on(GPU, dtype=dtype) as engine:
+        handles = [engine.submit(prompt, params, logprobs=1) for prompt in prompts_of(5)]
+        for handle in handles:
+            found = [entry for update in handle for entry in update.logprobs]
+            assert len(found) == 30
+            assert [entry.logprob for entry in found] == [entry.top[0][1] for entry in found]
+
+
 def test_aborts_in_flight_leave_nothing_behind():
     with engine_on(GPU) as engine:
         params = SamplingParams(max_new_tokens=200, temperature=0.0, ignore_eos=True)
