@@ -2,10 +2,10 @@
 
     python -m bench.engine_gpu --config tests/data/configs/NAME --layers 8 --batches 1,8,32
 
-Weights are random. For every batch size: greedy requests of one prompt length run until a window of
-decode steps has been profiled. A host gap is time in which the device has nothing to do before a
-launch; idle time between the kernels of one graph is told apart from it. Rows go to stdout as JSON,
-one a line, and to --output-file.
+Weights are random. For every batch size: greedy requests of one prompt length run until windows of
+decode steps have been profiled. A host gap is time in which the device has nothing to do before a
+launch; idle time between the kernels of one graph is told apart from it. Of the longest gap the row
+says what the host did meanwhile. Rows go to stdout as JSON, one a line, and to --output-file.
 """
 
 from __future__ import annotations
@@ -15,127 +15,91 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bench.engine.gaps import Window, collections_noted, meanwhile, spans_of
 from inkling_rocm.bench.rows import append_rows, machine
 from inkling_rocm.engine import Engine, EngineArgs, SamplingParams
 from inkling_rocm.engine.load import choose_device
 
 
-@dataclass(frozen=True)
-class Activity:
-    """A kernel or copy, us; those of one graph replay share their launch."""
-
-    name: str
-    start: float
-    end: float
-    launch: int
+def new_tokens(steps: int, windows: int = 1) -> int:
+    """What a request generates while it is measured: plain steps, then the profiled ones."""
+    return steps + 60 + windows * (steps + 10)
 
 
-@dataclass
-class Spans:
-    """Microseconds between the first start and the last end: with device activity, idle between
-    two activities of one graph (the device's own doing), idle before another launch (the host's
-    doing, or the device's time to begin a launch that is there); and the latter by what came
-    next."""
-
-    busy: float = 0.0
-    inside: float = 0.0
-    between: float = 0.0
-    before: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def total(self) -> float:
-        return self.busy + self.inside + self.between
-
-
-def spans_of(activities: Iterable[Activity]) -> Spans:
-    """Where the time went. Args: activities: in any order, possibly overlapping."""
-    found = Spans()
-    last: Activity | None = None  # the one that ends last so far
-    for activity in sorted(activities, key=lambda a: a.start):
-        reached = activity.start if last is None else last.end
-        idle = max(activity.start - reached, 0.0)
-        if last is not None and activity.launch == last.launch:
-            found.inside += idle
-        else:
-            found.between += idle
-            found.before[activity.name] += idle
-        found.busy += max(activity.end - max(activity.start, reached), 0.0)
-        if last is None or activity.end > last.end:
-            last = activity
-    return found
-
-
-def device_activities(prof: profile) -> list[Activity]:
-    """Kernels and copies of a finished profile."""
-    return [
-        Activity(event.name, event.time_range.start, event.time_range.end, event.id)
-        for event in prof.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    ]
-
-
-def measure(engine: Engine, batch: int, prompt: int, steps: int) -> dict:
-    """Decode `batch` requests; profile `steps` steps in the middle."""
-    params = SamplingParams(max_new_tokens=3 * steps + 40, temperature=0.0, ignore_eos=True)
+def measure(engine: Engine, batch: int, prompt: int, steps: int, windows: int = 1) -> dict:
+    """Decode `batch` requests: time `steps` steps, then profile `windows` times as many."""
+    params = SamplingParams(
+        max_new_tokens=new_tokens(steps, windows), temperature=0.0, ignore_eos=True
+    )
     core = engine._core
     handles = [
         engine.submit([(7 * i + r) % 5000 + 10 for i in range(prompt)], params, stream=False)
         for r in range(batch)
     ]
     times: list[float] = []
-    original, state = core.step, {"n": 0, "prof": None}
+    done: list[Window] = []
+    noted: list[tuple[str, int, int]] = []
+    starts = {steps + 20 + index * (steps + 10) for index in range(windows)}
+    original = core.step
 
     def step():
+        began = time.time_ns()
         original()
+        noted.append(("step", began, time.time_ns()))
         decoding = len(core.scheduler.running) == batch and all(
             s.remaining <= 1 for s in core.scheduler.running
         )
         if not decoding:
             return
-        state["n"] += 1
         times.append(time.perf_counter())
-        if state["n"] == steps + 20:
+        if len(times) in starts:
             torch.cuda.synchronize()
-            state["prof"] = profile(activities=[ProfilerActivity.CUDA])
-            state["prof"].start()
-        elif state["n"] == 2 * steps + 20:
+            done.append(Window(profile(activities=[ProfilerActivity.CUDA])))
+            done[-1].profile.start()
+            noted.clear()
+        elif len(times) - steps in starts:
             torch.cuda.synchronize()
-            state["prof"].stop()
+            done[-1].profile.stop()
+            done[-1].doings = noted.copy()
 
     core.step = step
-    for handle in handles:
-        list(handle)
+    with collections_noted(noted):
+        for handle in handles:
+            list(handle)
     core.step = original
     plain = [b - a for a, b in pairwise(times[10 : steps + 1])]
-    activities = sorted(device_activities(state["prof"]), key=lambda a: a.start)
-    # The first and last steps of the window start and drain the pipeline.
-    spans = spans_of(activities[len(activities) // 10 : -len(activities) // 10])
-    names = Counter(activity.name for activity in activities)
+    activities = [window.activities() for window in done]
+    spans = [spans_of(found) for found in activities]
+    worst = max(range(windows), key=lambda i: spans[i].longest[1] - spans[i].longest[0])
+    start, end, before = spans[worst].longest
+    total, profiled = sum(each.total for each in spans), 0.8 * steps * windows
+    gaps: Counter[str] = sum((each.before for each in spans), Counter())
+    whole = [activity for found in activities for activity in found]
     return {
         "op": "engine_decode",
         "batch": batch,
         "prompt": prompt,
         "step_ms": round(1e3 * statistics.median(plain), 4),
         "tokens_per_s": round(batch / statistics.median(plain)),
-        "device_busy_us_a_step": round(spans.busy / (0.8 * steps), 1),
-        "host_gap_share": round(spans.between / spans.total, 4),
-        "graph_gap_share": round(spans.inside / spans.total, 4),
-        "host_gaps_us_a_step": {
-            name: round(us / (0.8 * steps), 2) for name, us in spans.before.most_common(8)
-        },
+        "device_busy_us_a_step": round(sum(each.busy for each in spans) / profiled, 1),
+        "host_gap_share": round(sum(each.between for each in spans) / total, 4),
+        "graph_gap_share": round(sum(each.inside for each in spans) / total, 4),
+        "host_gap_shares": [round(each.host_share, 4) for each in spans],
+        "longest_gap_us": round(end - start, 1),
+        "longest_gap_before": before[:80],
+        "longest_gap_meanwhile": meanwhile(done[worst].host(), start, end),
+        "host_gaps_us_a_step": {name: round(us / profiled, 2) for name, us in gaps.most_common(8)},
         "collectives_us_a_step": round(
-            sum(a.end - a.start for a in activities if "nccl" in a.name.lower()) / steps, 1
+            sum(a.end - a.start for a in whole if "nccl" in a.name.lower()) / profiled, 1
         ),
-        "device_activities_a_step": round(len(activities) / steps, 2),
-        "activities": dict(names.most_common(40)),
+        "device_activities_a_step": round(len(whole) / profiled, 2),
+        "activities": dict(Counter(activity.name for activity in whole).most_common(40)),
     }
 
 
@@ -146,7 +110,8 @@ def main() -> None:
     parser.add_argument("--override", help="of config.json, instead of --layers")
     parser.add_argument("--batches", default="1,8,32,128")
     parser.add_argument("--prompt", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=60, help="of a window")
+    parser.add_argument("--windows", type=int, default=3, help="profiled for each batch")
     parser.add_argument("--context-length", type=int, default=16384)
     parser.add_argument("--output-file", type=Path)
     parser.add_argument("--disable-cuda-graph", action="store_true")
@@ -169,7 +134,7 @@ def main() -> None:
     with Engine(args) as engine:
         print(json.dumps({"start_s": round(time.perf_counter() - started, 1)}), flush=True)
         for batch in batches:
-            row = measure(engine, batch, options.prompt, options.steps)
+            row = measure(engine, batch, options.prompt, options.steps, options.windows)
             row |= {"graphs": not options.disable_cuda_graph}
             layers = engine.config.text.num_layers
             row |= {"ahead": not options.disable_overlap_schedule, "layers": layers}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from bench.engine_gpu import measure
+from bench.engine_gpu import measure, new_tokens
 from bench.rows import provenance
 from inkling_rocm.bench.rows import append_rows, machine
 from inkling_rocm.engine import Engine, EngineArgs
@@ -89,7 +89,7 @@ def main() -> int:
     batches = [int(size) for size in options.batches.split(",") if size]
     most = max([*batches, CHECKED])
     lengths = [CHECKED_PROMPT + CHECKED_TOKENS, options.prefill + 1]
-    lengths += [options.prompt + 3 * options.steps + 40] if batches else []
+    lengths += [options.prompt + new_tokens(options.steps)] if batches else []
     first: list[list[int]] | None = None
     differ = False
 

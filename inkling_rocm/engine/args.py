@@ -26,8 +26,9 @@ class EngineArgs:
         context_length: most tokens of prompt and output together; None = what the checkpoint says,
             cut to what the page pools hold.
         page_size: tokens of a K/V page: 1, 16, 64 or 128.
-        chunked_prefill_size: most prompt tokens in one forward; -1 = no limit; None = 512 on a CPU,
-            8192 on a GPU. Decoding sequences add one token each on top.
+        chunked_prefill_size: most prompt tokens in one forward, of one prompt or of several; -1 =
+            context_length, so that no prompt is cut; None = 512 on a CPU, 8192 on a GPU. Decoding
+            sequences add one token each on top.
         max_running_requests: sequences in one batch; None = 32 on a CPU, 256 on a GPU.
         max_queued_requests: requests that may wait before new ones are refused.
         max_total_tokens: tokens the global page pool holds; None = from mem_fraction_static.

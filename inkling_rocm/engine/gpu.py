@@ -16,6 +16,7 @@ from inkling_rocm.engine.decode_runner import DecodeRunner
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.memory import GIB, MemoryPlan, free_bytes
+from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.prefill_runner import PrefillRunner
 from inkling_rocm.engine.speculative.mtp import MTPDrafter
 from inkling_rocm.engine.speculative.round_runner import RoundRunner
@@ -150,12 +151,22 @@ def _capture(
     )
 
 
+def largest_prompts(plan: MemoryPlan, pools: tuple[PagePool, ...]) -> tuple[int, int]:
+    """What fills the largest prompt step while nothing else runs. Returns: tokens of a prompt, in
+    whole pages where the context holds one, and of all prompts together."""
+    page = plan.page_size
+    row = plan.context_length - plan.context_length % page or plan.context_length
+    pages = min(pool.free for pool in pools)
+    rows = min(max(pages // -(-row // page), 1), plan.max_running)
+    return row, min(plan.chunk_tokens, rows * row, pages * page)
+
+
 def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
     """Compute prompts of the usual sizes: it compiles their kernels (which Triton keeps on disk for
     the next start) and shows that the largest forward fits."""
     before, started = free_bytes(parts.device), time.perf_counter()
-    slot = host.rings.take()
-    most = min(plan.chunk_tokens, *(pool.room(slot) for pool in host.pools))
+    row, most = largest_prompts(plan, host.pools)
+    slots = np.array([host.rings.take() for _ in range(-(-most // row))])
     sizes = tqdm(
         sorted({min(n, most) for n in (*WARM_UP_TOKENS, most)}),
         desc="warming up",
@@ -163,18 +174,23 @@ def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
     )
     for tokens in sizes:
         sizes.set_postfix(tokens=tokens)
+        lengths = np.array([min(row, tokens - at) for at in range(0, tokens, row)])
+        rows = slots[: len(lengths)]
         for pool in host.pools:
-            pool.extend(slot, tokens)
+            for slot, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+                pool.extend(slot, length)
         for snapshot in (0, *host.rings.snapshot_slots[:1]):  # these are kernels of their own
-            kept = np.array([[snapshot, tokens]], np.int32) if snapshot else None
-            host.prepare(np.array([slot]), np.array([0]), np.array([tokens]), snapshots=kept)
+            kept = np.array([[snapshot, lengths[0]]], np.int32) if snapshot else None
+            host.prepare(rows, np.zeros_like(rows), lengths, snapshots=kept)
             hidden_TH = parts.model.forward(host.input_ids(np.zeros(tokens, np.int64)), host)
         parts.model.logits(hidden_TH[-1:], host)
     torch.cuda.synchronize(parts.device)
     for pool in host.pools:
-        pool.release(slot)
-        pool.take_changes(np.array([slot]))
-    host.rings.give_back(slot)
+        for slot in slots.tolist():
+            pool.release(slot)
+        pool.take_changes(slots)
+    for slot in reversed(slots.tolist()):
+        host.rings.give_back(slot)
     logger.info(
         "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB (%.3f planned)",
         most,

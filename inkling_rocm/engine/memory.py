@@ -128,7 +128,8 @@ def plan_memory(
         )
     max_running = args.max_running_requests or (32 if cpu else 256)
     chunk = args.chunked_prefill_size or (512 if cpu else 8192)
-    chunk = context if chunk == -1 else min(chunk, context)
+    # Prompts share a step, so that it may hold more than one has.
+    chunk = context if chunk == -1 else min(chunk, context * max_running)
     share = args.mem_fraction_static or (0.2 if cpu else 0.85)
     free = free_bytes(device) if free is None else free
     other = other_memory(
@@ -202,13 +203,16 @@ def plan_memory(
                 f"context_length {context}: the page pool holds {held} tokens; raise "
                 "max_total_tokens or mem_fraction_static"
             )
-        context, chunk = held, min(chunk, held)
+        context = held
+    chunk = min(chunk, held)
     if (args.chunked_prefill_size or 0) > chunk:
         logger.warning(
-            "chunked_prefill_size %d is more than the context of %d tokens: a step computes at "
-            "most %d prompt tokens",
+            "chunked_prefill_size %d is more than %d requests of at most %d tokens, or the page "
+            "pool of %d, can fill: a step computes at most %d prompt tokens",
             args.chunked_prefill_size,
+            max_running,
             context,
+            held,
             chunk,
         )
     if not page_bytes[False]:

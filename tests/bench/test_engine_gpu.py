@@ -1,6 +1,8 @@
 """Host gaps are told from the device's own."""
 
-from bench.engine_gpu import Activity, spans_of
+import gc
+
+from bench.engine.gaps import Activity, Doing, collections_noted, meanwhile, spans_of
 
 
 def test_gaps_by_whose_they_are():
@@ -17,3 +19,23 @@ def test_gaps_by_whose_they_are():
     assert (found.busy, found.inside, found.between) == (31.5, 2.0, 6.5)
     assert found.total == 40.0
     assert found.before == {"sample": 6.0, "gemm": 0.5, "copy": 0.0}
+    assert found.longest == (24.0, 30.0, "sample")
+
+
+def test_what_the_host_did_in_a_gap():
+    doings = [
+        Doing("step", 0.0, 26.0),
+        Doing("cudaMalloc", 25.0, 29.0),
+        Doing("step", 29.0, 40.0),
+        Doing("cudaFree", 31.0, 32.0),
+    ]
+    assert meanwhile(doings, 24.0, 30.0) == {"cudaMalloc": 4.0, "step": 3.0}
+
+
+def test_garbage_collections_are_noted():
+    noted = []
+    with collections_noted(noted):
+        gc.collect()
+    gc.collect()
+    ((_, start, end),) = (each for each in noted if each[0] == "garbage collection 2")
+    assert start < end

@@ -10,6 +10,7 @@ from inkling_rocm.engine import Engine, load, memory
 from inkling_rocm.engine import engine as engine_module
 from inkling_rocm.engine import other_memory as other_memory_module
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.gpu import largest_prompts
 from inkling_rocm.engine.memory import GIB, build_pools, free_bytes, plan_memory
 from inkling_rocm.engine.other_memory import other_memory
 from inkling_rocm.model.layer import rank_text
@@ -77,6 +78,39 @@ def test_explicit_sizes_are_obeyed(monkeypatch):
     assert plan.context_length == 112
 
 
+@pytest.mark.parametrize(
+    ("context", "running", "chunk"), [(100, 32, 512), (100, 3, 300), (500, 4, 512)]
+)
+def test_a_prompt_step_holds_several_short_prompts(monkeypatch, context, running, chunk):
+    """A chunk cut at the context length would give each short prompt a forward of its own."""
+    plan = plan_of(
+        tiny_config(),
+        page_size=16,
+        context_length=context,
+        max_running_requests=running,
+        monkeypatch=monkeypatch,
+    )
+    assert plan.chunk_tokens == chunk
+    pools, _ = build_pools(tiny_config().text, plan, dtype=torch.float32, device=CPU)
+    row, most = largest_prompts(plan, pools)
+    assert row == context // 16 * 16
+    assert most == min(chunk, running * row)
+
+
+def test_no_warm_up_wants_more_pages_than_there_are(monkeypatch):
+    settings = {"page_size": 16, "max_total_tokens": 100, "max_running_requests": 9}
+    for context in (None, 33, 10):
+        plan = plan_of(tiny_config(), context_length=context, monkeypatch=monkeypatch, **settings)
+        pools, _ = build_pools(tiny_config().text, plan, dtype=torch.float32, device=CPU)
+        row, most = largest_prompts(plan, pools)
+        lengths = [min(row, most - at) for at in range(0, most, row)]
+        assert len(lengths) <= plan.max_running
+        for pool in pools:
+            for slot, length in enumerate(lengths, 1):
+                assert pool.missing(slot, length) <= pool.free
+                pool.extend(slot, length)
+
+
 def test_a_cpu_takes_a_bounded_share_by_default(monkeypatch):
     config = tiny_config()
     plan = plan_of(config, free=10_000 * GIB, monkeypatch=monkeypatch)
@@ -139,9 +173,10 @@ def test_the_plan_is_logged(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    ("context", "pool", "most"), [({"context_length": 48}, 4096, 48), ({}, 128, 128)]
+    ("context", "pool", "most"),
+    [({"context_length": 48, "max_running_requests": 2}, 4096, 96), ({}, 128, 128)],
 )
-def test_a_prompt_chunk_beyond_the_context_is_told(monkeypatch, caplog, context, pool, most):
+def test_a_prompt_chunk_that_nothing_fills_is_told(monkeypatch, caplog, context, pool, most):
     plan = plan_of(
         tiny_config(),
         monkeypatch=monkeypatch,
