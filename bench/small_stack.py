@@ -6,15 +6,17 @@ transformers, eager and compiled.
 For speed only: weights are random and not the same (so are the experts that tokens choose), and
 transformers routes in the model dtype, so there is nothing to compare outputs with; the gate says
 "speed only". Prompts are computed, then --new-tokens are drawn greedily: a step is what one more
-token costs, prefill the time until the first. One JSON row for each implementation and batch.
+token costs, prefill the time until the first. One JSON row for each implementation and batch. Each
+implementation has a process of its own, and with it the GPU's memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from bench.rows import Rows
 from inkling_rocm.config import TextConfig, load_config
@@ -97,6 +100,8 @@ def transformers_generate(
         flush=True,
     )
     if compiled:
+        # Beyond the limit frames would run eagerly, and the row would not say so.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
         model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
 
     @torch.inference_mode()
@@ -152,11 +157,13 @@ def seconds(generate: Generate, ids_BT: torch.Tensor, new_tokens: int, repeats: 
 def measure(out: Rows, name: str, generate: Generate, options: argparse.Namespace) -> None:
     """A row for each batch."""
     vocabulary = load_config(Path(options.config)).text.unpadded_vocab_size
-    for batch in map(int, options.batches.split(",")):
+    batches = [int(size) for size in options.batches.split(",")]
+    for batch in tqdm(batches, desc=name, unit="batch"):
         ids_BT = torch.randint(vocabulary, (batch, options.context), device=options.device)
         began = time.perf_counter()
         generate(ids_BT, options.new_tokens)  # compilation
         warm_up = time.perf_counter() - began
+        print(f"{name}, batch {batch}: warm after {warm_up:.1f} s", flush=True)
         first = seconds(generate, ids_BT, 1, options.repeats)
         whole = seconds(generate, ids_BT, options.new_tokens, options.repeats)
         step = (whole - first) / (options.new_tokens - 1)
@@ -168,7 +175,37 @@ def measure(out: Rows, name: str, generate: Generate, options: argparse.Namespac
         )  # fmt: skip
 
 
-def main() -> None:
+def each_alone(names: list[str], arguments: list[str]) -> int:
+    """Run this program for each implementation, one after the other. Returns: the exit status."""
+    status = 0
+    for name in names:
+        print(f"{name} begins", flush=True)
+        command = [sys.executable, "-m", "bench.small_stack", *arguments]
+        found = subprocess.run([*command, "--implementations", name], check=False).returncode
+        print(f"{name} ended with status {found}", flush=True)
+        status = status or found
+    return status
+
+
+def measure_one(name: str, options: argparse.Namespace) -> None:
+    """All batches of one implementation."""
+    text = load_config(Path(options.config), {"num_hidden_layers": options.layers}).text
+    device = torch.device(options.device)
+    out = Rows(
+        options.out,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        arch=arch_of_device(device).name,
+    )
+    if name == "engine":
+        made, label = engine_generate(options), "inkling-rocm engine"
+    else:
+        made = transformers_generate(text, options, compiled=name == "compiled")
+        label = f"transformers {name}"
+    with made as generate:
+        measure(out, label, generate, options)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True)
@@ -181,26 +218,14 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--implementations", default=",".join(IMPLEMENTATIONS))
     options = parser.parse_args()
-    text = load_config(Path(options.config), {"num_hidden_layers": options.layers}).text
-    device = torch.device(options.device)
-    out = Rows(
-        options.out,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        arch=arch_of_device(device).name,
-    )
-    for name in options.implementations.split(","):
-        if name == "engine":
-            made, label = engine_generate(options), "inkling-rocm engine"
-        else:
-            made = transformers_generate(text, options, compiled=name == "compiled")
-            label = f"transformers {name}"
-        with made as generate:
-            measure(out, label, generate, options)
-        del made, generate
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    names = options.implementations.split(",")
+    if unknown := set(names) - set(IMPLEMENTATIONS):
+        parser.error(f"implementations {sorted(unknown)}: choose from {IMPLEMENTATIONS}")
+    if len(names) > 1:
+        return each_alone(names, sys.argv[1:])
+    measure_one(names[0], options)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
