@@ -35,11 +35,12 @@ class EngineArgs:
         mem_fraction_static: share of the free memory, after the weights are loaded, that pools and
             rings may take; None = 0.2 on a CPU (at most 4 GiB), 0.85 on a GPU.
         attention_backend, moe_runner_backend: "auto", or the variant to force.
-        disable_cuda_graph: run every step kernel by kernel.
+        disable_cuda_graph: run every step kernel by kernel, prompt steps too.
         cuda_graph_max_bs: largest decode batch that gets a graph; None = max_running_requests.
         cuda_graph_bs: the batch sizes that get one, instead of the usual ones up to the largest.
-        cuda_graph_max_bs_prefill: most tokens of a prompt step that runs from a graph; None = 512.
-            disable_prefill_cuda_graph: run every prompt step kernel by kernel.
+        cuda_graph_max_bs_prefill: most tokens of a prompt step that runs from a graph; None = 512,
+            where any step does. disable_prefill_cuda_graph: run every prompt step kernel by kernel,
+            as with speculation.
         disable_radix_cache: compute every prompt whole, see docs/prefix_cache.md.
         prefix_snapshots: prefixes that can be kept for reuse; None = four for each of
             max_running_requests, as far as an eighth of the memory for pools and rings goes.
@@ -151,6 +152,7 @@ class EngineArgs:
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}: wanted at least 1")
         check_prefix_cache(self)
+        check_prompt_graphs(self)
         if self.max_queued_requests < 0:
             raise ValueError(f"max_queued_requests {self.max_queued_requests}: wanted at least 0")
         if self.tp_size < 1 or (self.rank_slice is not None and self.rank_slice < 1):
@@ -186,6 +188,18 @@ class EngineArgs:
     def ranks(self) -> int:
         """Ranks that the weights are cut for."""
         return self.rank_slice or self.tp_size
+
+
+def check_prompt_graphs(args: EngineArgs) -> None:
+    """Raises: ValueError: a size of prompt graphs where there are none."""
+    if args.cuda_graph_max_bs_prefill is None:
+        return
+    for name in ("disable_cuda_graph", "disable_prefill_cuda_graph", "speculative_algorithm"):
+        if value := getattr(args, name):
+            raise ValueError(
+                f"cuda_graph_max_bs_prefill {args.cuda_graph_max_bs_prefill}: no prompt step has a "
+                f"graph with {name} {value}; leave one of them out"
+            )
 
 
 def check_prefix_cache(args: EngineArgs) -> None:

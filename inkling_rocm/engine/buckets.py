@@ -1,4 +1,4 @@
-"""Forwards from fixed buffers, by batch bucket: what decode steps and speculative rounds share.
+"""Forwards from fixed buffers, by bucket: what decode steps, prompt steps and rounds share.
 
 A step of n rows runs in the smallest bucket of at least n rows; the rest is padding on slot 0. On a
 GPU each bucket is captured as a graph; page tables live on the device.
@@ -7,9 +7,9 @@ GPU each bucket is captured as a graph; page tables live on the device.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from inkling_rocm.host import (
 
 logger = logging.getLogger(__name__)
 
-# Of a bucket: rows, or tokens and rows.
+# Of a bucket: rows, or tokens and rows, or rows and drafts.
 Size = TypeVar("Size", int, tuple[int, int])
 SHORT_ROW = 16  # the most tokens of a row that is verified (ops/rel_attention_triton.py)
 SMALLEST_PROMPT, LARGEST_PROMPT = 32, 512  # tokens; the latter unless told otherwise
@@ -159,44 +159,72 @@ class DeviceTables:
             table.view(-1).scatter_(0, at, pages)
 
 
-def capture_graphs(
-    buckets: Sequence[Size],
-    stages: Callable[[Size], Sequence[Callable[[], None]]],
-    *,
-    progress: bool = True,
-) -> dict[Size, list[torch.cuda.CUDAGraph]]:
-    """Record graphs, the largest bucket first, so that the smaller ones reuse its memory.
+class RecordedGraphs(Generic[Size]):
+    """The graphs of one runner, by bucket; none before `record`, nor where nothing is captured. A
+    bucket's graphs leave their results where they did while they were recorded."""
 
-    Args:    stages: of a bucket, each recorded as one graph after having run once, which compiles
-             its kernels; to be replayed in order. progress: show a bar.
-    Returns: the graphs of each bucket.
-    """
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-    graphs: dict[Size, list[torch.cuda.CUDAGraph]] = {}
-    sizes = tqdm(
-        sorted(buckets, reverse=True), desc="capturing graphs", unit="graph", disable=not progress
-    )
-    for size in sizes:
-        sizes.set_postfix(size=size)
-        parts = stages(size)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for part in parts:
-                part()
-        stream.synchronize()
-        graphs[size] = []
-        for part in parts:
-            graph = torch.cuda.CUDAGraph()
-            # Other threads (a server's) may use the GPU meanwhile.
-            with (
-                collection_paused(),
-                torch.cuda.graph(
-                    graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-                ),
-            ):
-                part()
-            graphs[size].append(graph)
-    return graphs
+    def __init__(self) -> None:
+        self._graphs: dict[Size, list[torch.cuda.CUDAGraph]] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def record(
+        self,
+        buckets: Iterable[Size],
+        stages: Callable[[Size], Sequence[Callable[[], None]]],
+        *,
+        progress: bool = True,
+    ) -> None:
+        """Record the buckets' graphs instead of those there are, the largest bucket first, so that
+        the smaller ones reuse its memory.
+
+        Args: stages: of a bucket, each recorded as one graph after having run once, which compiles
+            its kernels; to be replayed in order. progress: show a bar.
+        """
+        self.release()
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        sizes = tqdm(
+            sorted(buckets, reverse=True),
+            desc="capturing graphs",
+            unit="graph",
+            disable=not progress,
+        )
+        for size in sizes:
+            sizes.set_postfix(size=size)
+            parts = stages(size)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for part in parts:
+                    part()
+            stream.synchronize()
+            self._graphs[size] = [_record(part, pool, stream) for part in parts]
+
+    def replay(self, size: Size) -> bool:
+        """Start a bucket's graphs in order. Returns: whether it has any."""
+        graphs = self._graphs.get(size, ())
+        for graph in graphs:
+            graph.replay()
+        return bool(graphs)
+
+    def release(self) -> None:
+        """Destroy the graphs."""
+        for graphs in self._graphs.values():
+            for graph in graphs:
+                graph.reset()
+        self._graphs.clear()
+
+
+def _record(part: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    # Other threads (a server's) may use the GPU meanwhile.
+    mode = "thread_local"
+    with (
+        collection_paused(),
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode),
+    ):
+        part()
+    return graph
 
 
 def to_pinned(values: np.ndarray, device: torch.device) -> Tensor:

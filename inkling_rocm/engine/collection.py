@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+_pauses = threading.Lock()
+_paused = 0  # pauses that have begun and not ended, in any thread
+_resumes = False  # whether garbage was collected before the first of them
+
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No garbage collection: it may come upon another engine's graphs or pinned memory, and freeing
-    those ends a capture in this thread."""
-    enabled = gc.isenabled()
-    gc.disable()
+    """No garbage collection, in any thread: it may come upon another engine's graphs or pinned
+    memory, and freeing those ends a capture in this thread. Engines may be captured side by side:
+    collection goes on when the last of them is done."""
+    global _paused, _resumes
+    with _pauses:
+        if not _paused:
+            _resumes = gc.isenabled()
+            gc.disable()
+        _paused += 1
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with _pauses:
+            _paused -= 1
+            if not _paused and _resumes:
+                gc.enable()
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from torch import Tensor
 from inkling_rocm.engine.buckets import (
     BucketHost,
     DeviceTables,
+    RecordedGraphs,
     bucket_host,
-    capture_graphs,
     to_pinned,
 )
 from inkling_rocm.engine.executor import StepInput
@@ -57,7 +57,6 @@ class _Bucket:
     staged: Tensor
     tensors: Any
     host: BucketHost
-    graph: torch.cuda.CUDAGraph | None = None
     hidden: Tensor = field(init=False, repr=False)
     tokens: Tensor = field(init=False, repr=False)
 
@@ -101,6 +100,7 @@ class DecodeRunner:
         self._kv_len, self._history = made(torch.int32, most), made(torch.int32, most)
         self._counting = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._made: dict[int, _Bucket] = {}
+        self.graphs: RecordedGraphs[int] = RecordedGraphs()
 
     @property
     def largest(self) -> str:
@@ -140,9 +140,7 @@ class DecodeRunner:
         bucket.staged.copy_(to_pinned(staged, self.device), non_blocking=True)
         if not step.edited:
             self._sampler.prepare(step)
-        if bucket.graph is not None:
-            bucket.graph.replay()
-        else:
+        if not self.graphs.replay(bucket.rows):
             self._forward(bucket)
             if not step.edited:
                 self._draw(bucket)
@@ -162,17 +160,11 @@ class DecodeRunner:
 
             return [whole]
 
-        for size, (graph,) in capture_graphs(
-            self.buckets, stages, progress=self._host.comm.tp_rank == 0
-        ).items():
-            self._bucket(size).graph = graph
+        self.graphs.record(self.buckets, stages, progress=self._host.comm.tp_rank == 0)
 
     def release(self) -> None:
         """Destroy the graphs; steps cannot be run any more."""
-        for bucket in self._made.values():
-            if bucket.graph is not None:
-                bucket.graph.reset()
-                bucket.graph = None
+        self.graphs.release()
 
     def _forward(self, bucket: _Bucket) -> None:
         """Metadata and model over a bucket's buffers."""

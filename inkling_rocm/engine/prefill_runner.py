@@ -22,8 +22,8 @@ from torch import Tensor
 from inkling_rocm.engine.buckets import (
     SHORT_ROW,
     BucketHost,
+    RecordedGraphs,
     bucket_host,
-    capture_graphs,
     to_pinned,
 )
 from inkling_rocm.engine.executor import LAST_TOKEN, StepInput
@@ -82,7 +82,6 @@ class _Bucket:
     fields: _Packed
     tables: list[Tensor]
     host: BucketHost
-    graph: torch.cuda.CUDAGraph | None = None
     hidden: Tensor = field(init=False, repr=False)
 
 
@@ -117,6 +116,7 @@ class PrefillRunner:
             (size, most) for size in tokens for most in sorted({min(n, size) for n in rows})
         )
         self._made: dict[tuple[int, int], _Bucket] = {}
+        self.graphs: RecordedGraphs[tuple[int, int]] = RecordedGraphs()
 
     @property
     def largest(self) -> str:
@@ -139,9 +139,7 @@ class PrefillRunner:
         assert size is not None
         bucket = self._bucket(size)
         self._lay_out(bucket, step.slots, step.q_start, step.q_len, step.token_ids, step.snapshots)
-        if bucket.graph is not None:
-            bucket.graph.replay()
-        else:
+        if not self.graphs.replay(size):
             self._forward(bucket)
         if self._host.check:
             check_step(bucket.host)
@@ -156,16 +154,11 @@ class PrefillRunner:
             self._lay_out(bucket, nothing, nothing, nothing, nothing, None)
             return [lambda: self._forward(bucket)]
 
-        graphs = capture_graphs(self.buckets, stages, progress=self._host.comm.tp_rank == 0)
-        for size, (graph,) in graphs.items():
-            self._bucket(size).graph = graph
+        self.graphs.record(self.buckets, stages, progress=self._host.comm.tp_rank == 0)
 
     def release(self) -> None:
         """Destroy the graphs; steps cannot be run any more."""
-        for bucket in self._made.values():
-            if bucket.graph is not None:
-                bucket.graph.reset()
-                bucket.graph = None
+        self.graphs.release()
 
     def _size(self, tokens: int, rows: int) -> tuple[int, int] | None:
         return next((size for size in self.buckets if size[0] >= tokens and size[1] >= rows), None)

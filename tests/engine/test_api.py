@@ -535,6 +535,21 @@ def test_wrong_arguments_are_refused_by_name(field, value):
         Engine(EngineArgs(model_path="x"), page_size=16)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"disable_cuda_graph": True},
+        {"disable_prefill_cuda_graph": True},
+        {"speculative_algorithm": "EAGLE"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_size_of_prompt_graphs_is_refused_where_there_are_none(other):
+    (name,) = other
+    with pytest.raises(ValueError, match=f"cuda_graph_max_bs_prefill 64: .*{name}"):
+        EngineArgs(model_path="x", cuda_graph_max_bs_prefill=64, **other)
+
+
 def test_importing_the_engine_needs_no_server_tokenizer_or_grammar_package():
     code = """
 import sys

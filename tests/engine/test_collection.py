@@ -1,6 +1,7 @@
 """When garbage is not collected, and what of it stays."""
 
 import gc
+import threading
 import weakref
 from contextlib import suppress
 
@@ -20,6 +21,32 @@ def test_garbage_is_not_collected_meanwhile(enabled):
             raise RuntimeError
         assert gc.isenabled() == enabled
     finally:
+        (gc.enable if was else gc.disable)()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_two_engines_pause_it_at_once(enabled):
+    """The one that ends first does not switch collection on under the other."""
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    inside, leave = threading.Event(), threading.Event()
+
+    def longer():
+        with collection_paused():
+            inside.set()
+            leave.wait()
+
+    other = threading.Thread(target=longer)
+    try:
+        with collection_paused():
+            other.start()
+            inside.wait()
+        assert not gc.isenabled()
+        leave.set()
+        other.join()
+        assert gc.isenabled() == enabled
+    finally:
+        leave.set()
         (gc.enable if was else gc.disable)()
 
 

@@ -23,7 +23,7 @@ def replays(engine, *, strict=False):
     """Sizes of the steps that run from graphs; strict: in which any synchronising call raises."""
     runner, taken = engine._core.executor.prefill, []
     assert runner is not None, "prompt steps were not captured"
-    assert all(bucket.graph is not None for bucket in runner._made.values())
+    assert len(runner.graphs) == len(runner.buckets)
     run = runner.run
 
     def counted(step):

@@ -22,8 +22,8 @@ from torch import Tensor
 from inkling_rocm.engine.buckets import (
     BucketHost,
     DeviceTables,
+    RecordedGraphs,
     bucket_host,
-    capture_graphs,
     to_pinned,
 )
 from inkling_rocm.engine.executor import StepInput
@@ -58,7 +58,6 @@ class _Bucket:
     verify_host: BucketHost
     draft_host: BucketHost
     drafts: Tensor
-    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
     verified: Tensor = field(init=False, repr=False)
     tokens: Tensor = field(init=False, repr=False)
     hidden: Tensor = field(init=False, repr=False)
@@ -103,6 +102,7 @@ class RoundRunner:
         self._recent = torch.zeros(slots, self._depths, dtype=torch.int64, device=self.device)
         self._flat: dict[tuple, Tensor] = {}
         self._made: dict[tuple[int, int], _Bucket] = {}
+        self.graphs: RecordedGraphs[tuple[int, int]] = RecordedGraphs()
 
     @property
     def largest(self) -> str:
@@ -138,9 +138,7 @@ class RoundRunner:
         staged[FIRST + pools :, :n] = begin.recent.T
         t.staged.copy_(to_pinned(staged, self.device), non_blocking=True)
         self._sampler.prepare(step)
-        for graph in bucket.graphs:
-            graph.replay()
-        if not bucket.graphs:
+        if not self.graphs.replay((t.rows, t.offered)):
             self._round(bucket)
         if self._host.check:
             check_step(bucket.verify_host)
@@ -153,25 +151,17 @@ class RoundRunner:
         Args: one_graph: a round is one graph; else the verification and every depth are graphs of
             their own, to compare with.
         """
-        for drafts in sorted(self.drafts, reverse=True):
 
-            def stages(size: int, drafts: int = drafts) -> list[Callable[[], None]]:
-                bucket = self._bucket(size, drafts)
-                if one_graph:
-                    return [partial(self._round, bucket)]
-                return self._stages(bucket)
+        def stages(size: tuple[int, int]) -> list[Callable[[], None]]:
+            bucket = self._bucket(*size)
+            return [partial(self._round, bucket)] if one_graph else self._stages(bucket)
 
-            for size, graphs in capture_graphs(
-                self.buckets, stages, progress=self._host.comm.tp_rank == 0
-            ).items():
-                self._bucket(size, drafts).graphs = graphs
+        sizes = [(rows, drafts) for rows in self.buckets for drafts in self.drafts]
+        self.graphs.record(sizes, stages, progress=self._host.comm.tp_rank == 0)
 
     def release(self) -> None:
         """Destroy the graphs; rounds cannot be run any more."""
-        for bucket in self._made.values():
-            for graph in bucket.graphs:
-                graph.reset()
-            bucket.graphs.clear()
+        self.graphs.release()
 
     def _round(self, bucket: _Bucket) -> None:
         for stage in self._stages(bucket):
