@@ -151,7 +151,7 @@ async def test_cancelling_aborts(engine):
 def _wait_idle(engine, seconds=5):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not engine._open and engine._core.idle:
+        if not engine._thread.open and engine._core.idle:
             return True
         time.sleep(0.005)
     return False

@@ -143,7 +143,7 @@ def test_runs_are_bitwise_reproducible():
     # Without checks steps are not waited for; without cached prefixes all runs compute the same.
     with engine_on(GPU, check_invariants=False, disable_radix_cache=True) as engine:
         for _ in range(3):
-            with engine._changed:  # all are there before the first step
+            with engine._thread.changed:  # all are there before the first step
                 handles = [
                     engine.submit(
                         prompt,

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from inkling_rocm.config import load_config
-from inkling_rocm.engine import Engine, load, memory
-from inkling_rocm.engine import engine as engine_module
+from inkling_rocm.engine import Engine, build_core, load, memory
 from inkling_rocm.engine import other_memory as other_memory_module
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.gpu import largest_prompts
@@ -292,7 +291,7 @@ def test_what_a_gpu_takes_is_what_was_planned(small_config_path, tmp_path, monke
     (tmp_path / "config.json").write_text(small_config_path.read_text())
     settings = {"json_model_override_args": '{"num_hidden_layers": 3}', "load_format": "dummy"}
     settings |= {"context_length": 8192, "max_running_requests": 64, "skip_tokenizer_init": True}
-    plans, plan_engine = [], engine_module.plan_engine
+    plans, plan_engine = [], build_core.plan_engine
 
     def planned(*args, **kwargs):
         before = torch.cuda.memory_allocated()
@@ -301,7 +300,7 @@ def test_what_a_gpu_takes_is_what_was_planned(small_config_path, tmp_path, monke
         plans.append((before, plan_engine(*args, **kwargs)))
         return plans[-1][1]
 
-    monkeypatch.setattr(engine_module, "plan_engine", planned)
+    monkeypatch.setattr(build_core, "plan_engine", planned)
     with Engine(EngineArgs(model_path=str(tmp_path), **settings)) as engine:
         host = engine._core.executor.host
         held = [*(pool.storage for pool in host.pools), *host.rings.storage]
