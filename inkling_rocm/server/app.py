@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -30,7 +29,7 @@ from inkling_rocm.server.tokens import detokenize, tokenize
 Endpoint = Callable[[ServerContext, Request], Awaitable[Response]]
 
 # path, endpoint, body
-_POST_ROUTES: tuple[tuple[str, Endpoint, type[BaseModel]], ...] = (
+_POST_ROUTES: tuple[tuple[str, Endpoint, type[protocol.Body]], ...] = (
     ("/v1/chat/completions", create_chat, protocol.ChatBody),
     ("/v1/completions", create_completion, protocol.CompletionBody),
     ("/generate", generate, protocol.GenerateBody),
@@ -138,6 +137,7 @@ def _add_get_routes(
         return Response(metrics.exposition(observed), media_type=metrics.CONTENT_TYPE)
 
     app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/v1/models", models, methods=["GET"])
     # Names may hold slashes (they default to the checkpoint's path).
     app.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=_ERRORS)
@@ -160,7 +160,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
+def _body_schema(body: type[protocol.Body]) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,9 +18,20 @@ from inkling_rocm.engine import Engine, EngineArgs, RequestHandle
 from inkling_rocm.engine.request import ErrorCode, SamplingParams, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
 from inkling_rocm.server.errors import ApiError
+from inkling_rocm.server.protocol import Body
 from inkling_rocm.server.render import ChatRenderer
 
-M = TypeVar("M", bound=BaseModel)
+# What pydantic calls the forms that a field may have; no field has such a name.
+_ALTERNATIVES = {
+    "str",
+    "int",
+    "float",
+    "bool",
+    "dict",
+    *(c.__name__ for c in Body.__subclasses__()),
+}
+
+M = TypeVar("M", bound=Body)
 T = TypeVar("T")
 
 
@@ -84,7 +96,8 @@ class ServerContext:
         """The request's JSON body, validated.
 
         Raises:
-            ApiError: 413 too large, 400 not JSON or wrong fields, 404 another model's name.
+            ApiError: 413 too large, 400 not JSON, wrong fields or such as are not supported, 404
+                another model's name.
         """
         raw = await _read_bytes(request, self.settings.max_body_bytes)
         try:
@@ -95,6 +108,13 @@ class ServerContext:
             raise ApiError(
                 f"The body must be a JSON object; got a {type(data).__name__}.", code="invalid_json"
             )
+        for field_name, instead in model.UNSUPPORTED.items():
+            if data.get(field_name):
+                raise ApiError(
+                    f"{field_name} is not supported; {instead}.",
+                    code="unsupported_parameter",
+                    param=field_name,
+                )
         try:
             body = model.model_validate(data)
         except ValidationError as error:
@@ -197,14 +217,24 @@ async def _read_bytes(request: Request, limit: int) -> bytes:
 
 
 def _field_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    wrong = list(dict.fromkeys(one["loc"][:1] for one in found))
+    first = max((one for one in found if one["loc"][:1] == wrong[0]), key=_progress)
     where = ""
     for part in first["loc"]:
         if isinstance(part, int):
             where += f"[{part}]"
-        elif part.isidentifier():
+        elif part.isidentifier() and part not in _ALTERNATIVES:
             where += f".{part}" if where else part
-    more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return ApiError(
         f"{where or 'body'}: {first['msg']}{more}", code="invalid_value", param=where or None
     )
+
+
+def _progress(one: ErrorDetails) -> tuple[bool, int, int]:
+    """Orders the errors of a field that may have several forms: the form that was meant is the one
+    in which validation came furthest."""
+    last = one["loc"][-1] if one["loc"] else 0
+    fits = not one["type"].endswith("_type")
+    return fits, len(one["loc"]), last if isinstance(last, int) else 0

@@ -1,12 +1,14 @@
 """Request bodies: OpenAI's fields, plus SGLang's extensions where clients send them.
 
-Unknown fields are ignored and null means "not given", as OpenAI has it. Ranges are checked here
-where they do not depend on the model.
+Unknown fields are ignored and null means "not given", as OpenAI has it; those that would change
+what comes out are refused (`UNSUPPORTED`). Ranges are checked here where they do not depend on the
+model.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 from pydantic_core import PydanticCustomError
@@ -43,9 +45,32 @@ def _biases(limit: float) -> AfterValidator:
 
 
 class Body(BaseModel):
-    """Base of all bodies."""
+    """Base of all bodies.
+
+    Attributes:
+        UNSUPPORTED: fields of other servers whose request would be another one without them, and
+            what to send instead.
+    """
+
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+_ONE_MODEL = "this server has one model and no adapters"
+_NO_EMBEDDINGS = "send text or token ids"
+_IN_CHAT = "use response_format or regex of /v1/chat/completions"
+_GUIDED = dict.fromkeys(
+    (
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "ebnf",
+    ),
+    _IN_CHAT,
+)
 
 
 class StreamOptions(Body):
@@ -77,6 +102,13 @@ class SamplingBody(Body):
 
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
+
+    UNSUPPORTED = {
+        "lora_path": _ONE_MODEL,
+        "prompt_embeds": _NO_EMBEDDINGS,
+        **_GUIDED,
+        **dict.fromkeys(("json_schema", "regex", "response_format"), _IN_CHAT),
+    }
 
     prompt: str | Many[str] | Many[Token] | Many[Many[Token]]
     max_tokens: Count | None = None
@@ -149,6 +181,14 @@ class ResponseFormat(Body):
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
+    UNSUPPORTED = {
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "audio": "answers are text",
+        "lora_path": _ONE_MODEL,
+        **_GUIDED,
+    }
+
     messages: Annotated[Many[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None
@@ -210,6 +250,13 @@ class NativeSampling(Body):
 
 class GenerateBody(Body):
     """POST /generate, SGLang's own form."""
+
+    UNSUPPORTED = {
+        **dict.fromkeys(("image_data", "video_data", "audio_data"), "send text"),
+        "input_embeds": _NO_EMBEDDINGS,
+        "lora_path": _ONE_MODEL,
+        "return_hidden_states": "leave it out",
+    }
 
     text: str | Many[str] | None = None
     input_ids: Many[Token] | Many[Many[Token]] | None = None

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -25,6 +26,11 @@ def test_help_names_the_commands_and_needs_no_torch():
     assert result.returncode == 0, result.stderr
     for command in COMMANDS:
         assert command in result.stdout
+
+
+def test_version():
+    result = RUNNER.invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"inkling-rocm {version('inkling-rocm')}\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -78,6 +78,9 @@ BAD_CHAT = [
         "messages[0].tool_calls[0].function.name",
     ),
     ({"messages": HI, "temperature": -0.1}, "temperature"),
+    ({"messages": HI, "temperature": -0.1, "top_p": 5}, "temperature"),
+    ({"messages": HI, "functions": [{"name": "f"}]}, "functions"),
+    ({"messages": HI, "tool_choice": {"function": {}}}, "tool_choice.function.name"),
     ({"messages": HI, "temperature": "hot"}, "temperature"),
     ({"messages": HI, "temperature": 1e308}, "temperature"),
     ({"messages": HI, "top_p": 1.01}, "top_p"),
@@ -157,11 +160,16 @@ def test_bad_tool_parameters(http):
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [200058]}, "prompt"),
-        ({"prompt": [-1]}, None),
-        ({"prompt": ["a", 3]}, None),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": [5, 1e30]}, "prompt[1]"),
+        ({"prompt": ["a", 3]}, "prompt[1]"),
+        ({"prompt": [[1], [2, -3]]}, "prompt[1][1]"),
+        ({"prompt": "a", "stop": 3}, "stop"),
+        ({"prompt": "a", "regex": "b"}, "regex"),
+        ({"prompt": "a", "guided_json": {}, "guided_regex": "b"}, "guided_regex"),
         ({"prompt": ["a"] * 257}, "prompt"),
         ({"prompt": ["a"] * 20, "n": 26}, "n"),
-        ({"prompt": {"a": 1}}, None),
+        ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
@@ -176,20 +184,23 @@ def test_bad_completion_fields(http, body, param):
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "param"),
     [
-        {},
-        {"text": "a", "input_ids": [1]},
-        {"input_ids": [[1], []]},
-        {"text": "a", "sampling_params": {"temperature": -1}},
-        {"text": "a", "sampling_params": [{}, {}]},
-        {"text": "a", "sampling_params": {"ebnf": "root ::= x"}},
-        {"text": "a", "sampling_params": {"max_new_tokens": 10**6}},
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"input_ids": [[1], []]}, "input_ids"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"text": ["a"], "sampling_params": [{"n": 0}]}, "sampling_params[0].n"),
+        ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"ebnf": "root ::= x"}}, "sampling_params.ebnf"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 10**6}}, None),
+        ({"text": "a", "image_data": "cat.png"}, "image_data"),
+        ({"text": "a", "lora_path": "adapter"}, "lora_path"),
     ],
-    ids=json.dumps,
+    ids=lambda v: json.dumps(v)[:60],
 )
-def test_bad_generate_fields(http, body):
-    check(http.post("/generate", json=body), 400)
+def test_bad_generate_fields(http, body, param):
+    check(http.post("/generate", json=body), 400, param)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +244,7 @@ def test_routes(http):
     check(http.post(f"{CHAT}/", json={"messages": HI}), 404, code="not_found")
     check(http.get(CHAT), 405, code="method_not_allowed")
     check(http.post("/v1/models"), 405, code="method_not_allowed")
+    assert http.head("/health").status_code == 200
     check(http.post(CHAT, json={"model": "gpt-4", "messages": HI}), 404, "model", "model_not_found")
 
 
