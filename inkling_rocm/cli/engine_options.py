@@ -165,6 +165,18 @@ def set_up_logging(level: str) -> None:
     )
 
 
+def require_triton(what: str) -> None:
+    """Ends the command where there is no Triton."""
+    from importlib.util import find_spec
+
+    if find_spec("triton") is None:
+        raise fail(
+            ValueError(
+                f"{what} needs triton: pip install 'inkling-rocm[triton]' (a ROCm image brings it)"
+            )
+        )
+
+
 def fail(error: Exception) -> typer.Exit:
     """Prints what was wrong; raise the result."""
     typer.echo(f"error: {error}", err=True)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from inkling_rocm.cli import engine_options as options
+
 
 def parity(
     target: Annotated[
@@ -33,14 +35,22 @@ def parity(
 ) -> None:
     """Compare targets with float64, op by op and layer by layer; exits 1 on any failure."""
     import json as json_format
-    from importlib.metadata import version
+    from importlib.util import find_spec
 
     import torch
 
     from inkling_rocm.parity.report import parity as run
 
+    versions = {"torch": str(torch.__version__)}
+    if find_spec("triton") is not None:
+        import triton
+
+        versions["triton"] = triton.__version__
     if target is None:
-        target = ["cpu", "gfx942", "gfx950", *(["cuda"] if torch.cuda.is_available() else [])]
+        emulated = ["gfx942", "gfx950"] if "triton" in versions else []
+        target = ["cpu", *emulated, *(["cuda"] if torch.cuda.is_available() else [])]
+    elif any(name != "cpu" for name in target):
+        options.require_triton(f"--target {' '.join(name for name in target if name != 'cpu')}")
     device = torch.cuda.get_device_name() if "cuda" in target and torch.cuda.is_available() else ""
     try:
         results, failures = run(
@@ -51,7 +61,7 @@ def parity(
             against=against,
             device=device or target[0],
             commit=commit,
-            versions={name: version(name) for name in ("torch", "triton")},
+            versions=versions,
             say=typer.echo,
         )
     except (ValueError, OSError) as error:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from inkling_rocm.cli import engine_options as options
+
 
 def verify(
     arch: Annotated[
@@ -20,18 +22,14 @@ def verify(
     markdown: Annotated[Path | None, typer.Option(help="Write the table of the docs here.")] = None,
 ) -> None:
     """Compile and emulate every registered kernel; exits 1 on any failure. Needs no GPU."""
-    from importlib.util import find_spec
-
-    if find_spec("triton") is None:
-        typer.echo("verify needs triton: pip install 'inkling-rocm[triton]' (not on a ROCm image)")
-        raise typer.Exit(1)
+    options.require_triton("verify")
     from inkling_rocm.verify import verify as run
     from inkling_rocm.verify.run import EMULATED_ARCHS
 
     try:
         failures = run(arch or EMULATED_ARCHS, op or (), json, markdown, say=typer.echo)
     except ValueError as error:  # an unknown architecture or launcher
-        typer.echo(str(error))
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     if failures:
         raise typer.Exit(1)

@@ -206,13 +206,17 @@ def engine_failure(update: Update) -> ApiError:
 
 
 async def _read_bytes(request: Request, limit: int) -> bytes:
+    too_large = ApiError(
+        f"The body is larger than {limit} bytes.", status=413, code="body_too_large"
+    )
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced[:19]) > limit:
+        raise too_large
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
         if len(raw) > limit:
-            raise ApiError(
-                f"The body is larger than {limit} bytes.", status=413, code="body_too_large"
-            )
+            raise too_large
     return bytes(raw)
 
 

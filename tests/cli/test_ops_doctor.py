@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from typer.testing import CliRunner
 
@@ -41,6 +43,17 @@ def test_ops_of_a_missing_model(tmp_path):
     result = run("ops", "--model-path", str(tmp_path / "nowhere"))
     assert result.exit_code == 2
     assert "nowhere" in result.output
+
+
+@pytest.mark.parametrize("command", [["verify"], ["parity", "--target", "gfx942"]])
+def test_what_needs_triton_says_so(monkeypatch, command):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "triton" else found(name)
+    )
+    result = run(*command)
+    assert result.exit_code == 1
+    assert "pip install 'inkling-rocm[triton]'" in result.stderr
 
 
 def test_doctor_reports_and_sizes_a_model(small_config_path):

@@ -1,6 +1,7 @@
 """Bad input is answered with 4xx in OpenAI's form; harmless oddities are accepted."""
 
 import json
+import socket
 
 import pytest
 from pydantic import ValidationError
@@ -237,6 +238,12 @@ def test_context_overflow(http):
 def test_body_too_large(http):
     raw = json.dumps({"messages": [{"role": "user", "content": "x" * 1_000_001}]})
     check(http.post(CHAT, content=raw), 413, code="body_too_large")
+    pieces = (raw[i : i + 100_000].encode() for i in range(0, len(raw), 100_000))  # no length told
+    check(http.post(CHAT, content=pieces), 413, code="body_too_large")
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=5) as sock:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {10**12}\r\n\r\n{{"
+        sock.sendall(head.encode())
+        assert b" 413 " in sock.recv(100)  # it is not waited for
 
 
 def test_routes(http):
