@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from inkling_rocm.engine.handle import RequestHandle
@@ -45,10 +46,24 @@ def sampling_params_from(given: Mapping[str, Any] | SamplingParams | None) -> Sa
         values["stop"] = (values["stop"],)
     for name in ("stop", "stop_token_ids", "constraint_start_ids"):
         if name in values:
+            if not isinstance(values[name], list | tuple | set | frozenset):
+                raise RequestError(f"{name} {values[name]!r:.100}: wanted a list", param=name)
             values[name] = tuple(values[name])
     if "logit_bias" in values:
-        values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
+        values["logit_bias"] = _biases(values["logit_bias"])
     return SamplingParams(**values)
+
+
+def _biases(given: Any) -> dict[int, float]:
+    """logit_bias, whose tokens JSON has made strings."""
+    if not isinstance(given, Mapping):
+        raise RequestError(f"logit_bias {given!r:.100}: wanted a dictionary", param="logit_bias")
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"logit_bias: {error}; keys are token ids", param="logit_bias"
+        ) from error
 
 
 def _speculation(drafts: DraftCounts, completion_tokens: int) -> dict[str, Any]:
@@ -263,9 +278,22 @@ def _prompts(engine: Engine, prompt: Any, input_ids: Any) -> tuple[list[list[int
                 param="prompt",
             )
         texts = [prompt] if isinstance(prompt, str) else prompt
+        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
+            raise RequestError(f"prompt {prompt!r:.100}: wanted a text or a list", param="prompt")
         return [engine.tokenizer.encode(text) for text in texts], not isinstance(prompt, str)
-    nested = len(input_ids) > 0 and not isinstance(input_ids[0], int)
-    return (list(input_ids), True) if nested else ([list(input_ids)], False)
+    nested = isinstance(input_ids, list | tuple) and isinstance(
+        next(iter(input_ids), 0), list | tuple
+    )
+    return [_token_ids(ids) for ids in (input_ids if nested else [input_ids])], nested
+
+
+def _token_ids(given: Any) -> list[int]:
+    if not isinstance(given, Iterable) or not all(isinstance(token, Integral) for token in given):
+        raise RequestError(
+            f"input_ids {given!r:.100}: wanted a list of token ids, or a list of such",
+            param="input_ids",
+        )
+    return list(given)
 
 
 def _for_each(value: Any, count: int, name: str) -> list:

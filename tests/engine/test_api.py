@@ -217,7 +217,9 @@ def test_pools_smaller_than_the_context_shorten_it():
         ("n", [0, 1000]),
         ("logit_bias", [{VOCAB: 1.0}, {-1: 1.0}, {1: float("nan")}]),
         ("stop_token_ids", [[VOCAB]]),
-        ("stop", ["", ["a", ""]]),
+        ("stop", ["", ["a", ""], 5]),
+        ("stop_token_ids", [5]),
+        ("logit_bias", [[1], {"a": 1.0}, {None: 1.0}]),
         ("sampling_seed", [1 << 63]),
         ("nonsense", [1]),
     ],
@@ -262,7 +264,7 @@ def test_wrong_types_of_log_probabilities_are_refused(engine):
 def test_a_batch_with_a_mistake_leaves_nothing_running():
     long = {**GREEDY, "max_new_tokens": 100}
     with history_engine(tokenizer=ByteTokenizer()) as engine:
-        with pytest.raises(TypeError):
+        with pytest.raises(RequestError):
             engine.generate(["a", "b"], [long, {"stop": 5}])
         assert engine.drain(timeout=10)
         assert engine.stats().generated_tokens < 100
@@ -272,6 +274,14 @@ def test_bad_prompts_are_refused(engine):
     for ids in ([], [VOCAB], [-1]):
         with pytest.raises(RequestError):
             engine.generate(input_ids=ids, sampling_params=GREEDY)
+    for prompt in (5, ["a", 3], {"a": 1}):
+        with pytest.raises(RequestError, match="wanted a text") as caught:
+            engine.generate(prompt)
+        assert caught.value.param == "prompt"
+    for ids in ("abc", ["a"], [1.5], [[1], [2.5]], [[1], 2], 5):
+        with pytest.raises(RequestError, match="wanted a list of token ids") as caught:
+            engine.generate(input_ids=ids)
+        assert caught.value.param == "input_ids"
     for arguments in ({}, {"prompt": "a", "input_ids": [1]}):
         with pytest.raises(RequestError, match="exactly one"):
             engine.generate(sampling_params=GREEDY, **arguments)
