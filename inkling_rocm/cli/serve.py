@@ -118,6 +118,7 @@ def serve(
         served_model_name=served_model_name,
     )
     from inkling_rocm.server.context import ServerSettings
+    from inkling_rocm.server.serve import EngineGone
     from inkling_rocm.server.serve import serve as run
 
     try:
@@ -134,5 +135,5 @@ def serve(
             drain_seconds=drain_seconds,
             access_log=log_level.lower() == "debug",
         )
-    except options.MISTAKES as error:
+    except (*options.MISTAKES, EngineGone) as error:
         raise options.fail(error) from error

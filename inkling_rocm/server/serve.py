@@ -24,9 +24,14 @@ _GRACE_SECONDS = 5  # for answers on their way to clients once the engine has en
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
+class EngineGone(Exception):
+    """The engine has stopped by itself, and the server with it."""
+
+
 class DrainingServer(uvicorn.Server):
     """uvicorn that drains on the first signal and ends the process on the second, whichever they
-    are; after draining the caller goes on (uvicorn's own server would re-raise the signal).
+    are; after draining the caller goes on (uvicorn's own server would re-raise the signal). It also
+    ends when the engine is gone: whoever supervises the process can start another.
 
     Args:
         drain_seconds: after this long the engine is shut down, which ends what is still open with
@@ -51,6 +56,12 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started and sockets:
             self._ready(sockets[0].getsockname()[1])
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._context.engine.failure is not None and not self.should_exit:
+            logger.error("%s; the server ends", self._context.engine.failure)
+            self._context.draining = self.should_exit = True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         timer = asyncio.create_task(self._end_what_is_open())
@@ -105,7 +116,8 @@ def serve(
     """Serve until a signal, then drain for at most drain_seconds.
 
     Raises:
-        ValueError: the address, the checkpoint or an argument is wrong.
+        ValueError: the address, the checkpoint or an argument is wrong. EngineGone: the engine
+            stopped while it served.
     """
     settings.check(args)
     sock = bind(host, port)
@@ -126,6 +138,8 @@ def serve(
 
         server = DrainingServer(config, context, drain_seconds=drain_seconds, ready=ready)
         server.run(sockets=[sock])
+        if engine.failure is not None:
+            raise EngineGone(engine.failure)
 
 
 def ready_text(host: str, port: int, context: ServerContext) -> str:

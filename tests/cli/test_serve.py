@@ -1,6 +1,7 @@
 """`inkling-rocm serve` as a process: ready line, signals, mistakes."""
 
 import contextlib
+import queue
 import re
 import signal
 import socket
@@ -14,6 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from inkling_rocm.cli.main import app
+from inkling_rocm.engine import build_core
+from inkling_rocm.engine.core import EngineCore
+from inkling_rocm.server import serve as serve_module
 
 COMMAND = [sys.executable, "-c", "from inkling_rocm.cli.main import main; main()", "serve"]
 CHAT = "/v1/chat/completions"
@@ -93,6 +97,30 @@ def test_second_signal_stops_at_once():
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 128 + signal.SIGTERM
         thread.join(5)
+
+
+def test_a_server_ends_when_its_engine_is_gone(monkeypatch):
+    """What is open is told why, and the exit code tells a supervisor to start another."""
+
+    class Mortal(EngineCore):
+        def step(self):
+            if self.stats().generated_tokens > 5:
+                raise KeyboardInterrupt  # ends the engine, not only a step
+            super().step()
+
+    monkeypatch.setattr(build_core, "EngineCore", Mortal)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    ended, ports = [], queue.Queue()
+    monkeypatch.setattr(serve_module, "ready_text", lambda host, port, _: ports.put(port) or "")
+    thread = threading.Thread(target=lambda: ended.append(run("--port", "0")))
+    thread.start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{ports.get(timeout=60)}", timeout=30) as http:
+        answer = http.post(CHAT, json=body(100))
+    assert '"code":"engine_error"' in answer.text
+    thread.join(20)
+    (result,) = ended
+    assert result.exit_code == 1
+    assert "error: the engine stopped: KeyboardInterrupt" in result.stderr
 
 
 def run(*arguments):
