@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inkling_rocm.engine.executor import LAST_TOKEN, Score, StepInput, StepResult
+from inkling_rocm.engine.executor import LAST_TOKEN, Score, StepInput
 from inkling_rocm.engine.host import EmbeddedHost
-from inkling_rocm.engine.logprobs import (
-    LogprobTensors,
-    as_logprobs,
-    logprob_tensors,
-    token_logprobs,
-)
+from inkling_rocm.engine.local_output import LocalOutput
+from inkling_rocm.engine.logprobs import LogprobTensors, logprob_tensors, token_logprobs
 from inkling_rocm.engine.request import TokenLogprob
 from inkling_rocm.engine.speculative.round import Speculation
 from inkling_rocm.engine.token_sampler import TokenSampler
@@ -248,56 +243,3 @@ def _of_logit_rows(tokens_nM: Tensor, step: StepInput) -> Tensor:
     lengths = torch.from_numpy(step.draft.sample_rows).to(tokens_nM.device)
     depth = torch.arange(tokens_nM.shape[1], device=tokens_nM.device)
     return tokens_nM[depth < lengths[:, None]]
-
-
-class LocalOutput:
-    """A started step: copies to the host follow it on the device's stream, and an event them."""
-
-    def __init__(
-        self,
-        tokens: Tensor | None,
-        logprobs: LogprobTensors | None,
-        step: StepInput,
-        scores: list[Tensor | list[TokenLogprob]],
-    ):
-        self._scores = scores
-        self._rows = [i for i, top in enumerate(step.logprobs) if top >= 0]
-        self._tops = [step.logprobs[i] for i in self._rows]
-        self._logit_rows = None if step.draft is None else step.draft.sample_rows.tolist()
-        self._event: torch.cuda.Event | None = None
-        on_gpu = tokens is not None and tokens.device.type != "cpu"
-        self._tokens = None if tokens is None else _start_copy(tokens)
-        self._logprobs = logprobs
-        if logprobs is not None:
-            names = ("chosen", "values", "ids")
-            copies = {name: _start_copy(getattr(logprobs, name)) for name in names}
-            self._logprobs = replace(logprobs, **copies)
-        if on_gpu:
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def wait(self) -> StepResult:
-        """See StepOutput."""
-        if self._event is not None:
-            self._event.synchronize()
-        tokens = [] if self._tokens is None else self._tokens.tolist()
-        logprobs = {}
-        if self._logprobs is not None:
-            lengths = self._logit_rows or [1] * len(tokens)
-            drawn = [token for row, n in zip(tokens, lengths, strict=True) for token in row[:n]]
-            chosen = [drawn[i] for i in self._rows]
-            found = as_logprobs(chosen, self._tops, self._logprobs)
-            logprobs = dict(zip(self._rows, found, strict=True))
-        return StepResult(
-            tokens=[tuple(token for token in row if token >= 0) for row in tokens],
-            logprobs=logprobs,
-            scores=self._scores,
-        )
-
-
-def _start_copy(x: Tensor) -> Tensor:
-    """Towards the host, without waiting."""
-    if x.device.type == "cpu":
-        return x
-    copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    return copy.copy_(x, non_blocking=True)
