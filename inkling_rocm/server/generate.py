@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from inkling_rocm.engine.request import GenerationError, SamplingParams
 from inkling_rocm.engine.sglang_form import Generation
-from inkling_rocm.server.completions import check_choices, prompt_ids
 from inkling_rocm.server.context import ServerContext, failure, json_response
 from inkling_rocm.server.errors import ApiError
+from inkling_rocm.server.prompts import check_choices, prompt_ids
 from inkling_rocm.server.protocol import GenerateBody, NativeSampling
 from inkling_rocm.server.sampling import sampling_params
 from inkling_rocm.server.streaming import DONE, EventStream, event, unless_disconnected
