@@ -91,12 +91,12 @@ class EngineCore:
         request = self.requests[rid]
         if index is None:
             self._end_request(request, "abort")
-        else:
-            sequence = request.sequences[index]
-            if not sequence.finished:
-                sequence.finish("abort")
-            if not sequence.siblings:  # else it still computes the prompt from which they start
-                self._retire(sequence)
+        for sequence in request.sequences:
+            if sequence.index == index:
+                if not sequence.finished:
+                    sequence.finish("abort")
+                if not sequence.siblings:  # else it still computes the prompt they start from
+                    self._retire(sequence)
         self._flush()
 
     def abort_all(self) -> None:

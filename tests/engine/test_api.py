@@ -369,6 +369,12 @@ def test_abort_reports_what_there_was(engine):
     assert sorted(u.index for u in updates if u.finish_reason == "abort") == [0, 1]
     engine.abort(handle.rid)
     engine.abort("never heard of")
+    handle = engine.submit([1], SamplingParams(max_new_tokens=9, n=2, ignore_eos=True))
+    engine.abort(handle.rid, 7)
+    engine.abort(handle.rid, 1)
+    ends = {u.index: u.finish_reason for u in handle if u.finish_reason}
+    assert ends[0] == "length"
+    assert ends[1] in ("abort", "length")  # it may have been quicker
 
 
 def test_names_are_unique_while_in_use(engine):
