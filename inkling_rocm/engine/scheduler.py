@@ -147,7 +147,9 @@ class Scheduler:
         )
 
     def _admit(self) -> None:
-        while (sequence := self._admissible()) is not None:
+        promised: list[int] | None = None
+        while (sequence := self._admissible(promised)) is not None:
+            promised = promised or self._promised(self.running)
             if self.preempted:
                 self.preempted.pop(0)
             else:
@@ -155,29 +157,38 @@ class Scheduler:
             sequence.slot = self.rings.take()
             insort(self.running, sequence, key=_by_order)
             self.cache.attach(sequence)
+            own = self._promised([sequence])
+            promised = [pages + more for pages, more in zip(promised, own, strict=True)]
 
-    def _admissible(self) -> Sequence | None:
-        """The waiting sequence that can start now."""
+    def _admissible(self, promised: list[int] | None = None) -> Sequence | None:
+        """The waiting sequence that can start now. Args: promised: what `_promised` says of those
+        that run, if it is known."""
         queue = self.preempted or self.waiting
         room = len(self.running) < self.max_running and self.rings.free
-        return queue[0] if room and queue and self._fits(queue[0]) else None
+        if not (room and queue):
+            return None
+        return queue[0] if self._fits(queue[0], promised) else None
 
-    def _fits(self, sequence: Sequence) -> bool:
+    def _fits(self, sequence: Sequence, promised: list[int] | None) -> bool:
         """Whether the whole of a sequence can be computed beside what already runs, with a page
         left over for each running sequence so that it is not preempted at once."""
         if not self.running:
             return True
+        promised = promised or self._promised(self.running)
         shared = self.cache.in_use(sequence)
-        for pool, in_use in zip(self.pools, shared, strict=True):
-            promised = sum(
-                min(pool.missing(s.slot, s.length), self._pages(pool, s.length))
-                for s in self.running
-                if s.remaining > 1
-            )
+        for pool, in_use, ahead in zip(self.pools, shared, promised, strict=True):
             wanted = self._pages(pool, sequence.length) - in_use + len(self.running)
-            if pool.free - promised < wanted:
+            if pool.free - ahead < wanted:
                 return False
         return True
+
+    def _promised(self, sequences: Iterable[Sequence]) -> list[int]:
+        """Pages of each pool that prompts still need."""
+        prefills = [s for s in sequences if s.remaining > 1]
+        return [
+            sum(min(pool.missing(s.slot, s.length), self._pages(pool, s.length)) for s in prefills)
+            for pool in self.pools
+        ]
 
     def _pages(self, pool: PagePool, tokens: int) -> int:
         return pool.pages_for(tokens, self.chunk_tokens)
