@@ -9,6 +9,16 @@ from kernel_base.tuning import TuningRow
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
 from moe_aiter.tokens import experts_by_token
 
+# On an H200 the library's down product is the faster from so many tokens on (docs/moe.md).
+LIBRARY_FROM = 512
+
+
+def by_library(arch: Arch, tokens: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the down product of so many tokens is the library's. Its fp32 products may be TF32's,
+    as torch is told; elsewhere nothing was measured."""
+    measured = arch.name == "sm90" and device.type == "cuda"
+    return measured and dtype != torch.float32 and tokens >= LIBRARY_FROM
+
 
 def dense_mlp(
     x: torch.Tensor,
@@ -42,7 +52,8 @@ def dense_mlp(
     if T == 0:
         return out
     gamma = global_scale.view(1, 1).expand(T, 1)
+    library = rows[1] is None and by_library(arch, T, x.dtype, x.device)
     return experts_by_token(
         x, None, gamma, w13=None, w2=None, shared_w13=gate_up[None], shared_w2=down[None], out=out,
-        arch=arch, rows=rows,
+        arch=arch, rows=rows, library=library,
     )  # fmt: skip

@@ -188,6 +188,7 @@ def experts_by_token(
     out: torch.Tensor,
     arch: Arch,
     rows: tuple[TuningRow | None, TuningRow | None] = (None, None),
+    library: bool = False,
 ) -> torch.Tensor:
     """Routed experts (unless topk_ids is None) and shared experts, two launches, rows = tokens.
 
@@ -196,7 +197,9 @@ def experts_by_token(
     Args:
         gamma: fp32 [T, K + S], or [T, S] without routed experts; the row stride may be 0.
         rows: launch configurations of the two launches; None = the tables'.
+        library: the second is torch's matrix product; of one shared expert alone.
     """
+    assert not library or (topk_ids is None and len(shared_w2) == 1)
     T, H = x.shape
     K = topk_ids.shape[1] if topk_ids is not None else 0
     S, I = shared_w13.shape[0], shared_w2.shape[2] if w2 is None else w2.shape[2]
@@ -208,7 +211,7 @@ def experts_by_token(
     first = rows[0] or SWIGLU_TOKENS.select(arch.name, **facts)
     second = rows[1] or DOWN_TOKENS.select(arch.name, **facts)
     # The second launch's programs may be there, waiting, when the first ends.
-    chained = bool(second.options.get("launch_pdl"))
+    chained = bool(second.options.get("launch_pdl")) and not library
     base = shared_w13 if w13 is None else w13
     c: dict[str, Any] = dict(first.constexprs)
     blocks_m = triton.cdiv(T, c["BLOCK_M"])
@@ -219,6 +222,8 @@ def experts_by_token(
         TOP_K=K, BLOCK_P=MAX_CHOICES, EVEN_K=H % c["BLOCK_K"] == 0, CHAINED=chained,
         **first.launch_kwargs(),
     )  # fmt: skip
+    if library:
+        return torch.mm(act.view(T, I), shared_w2[0].T, out=out)
     c = dict(second.constexprs)
     blocks_m = triton.cdiv(T, c["BLOCK_M"])
     _down_tokens_kernel[(blocks_m * triton.cdiv(H, c["BLOCK_N"]),)](

@@ -25,13 +25,26 @@ Phase = Literal["decode", "prefill"]
 WARMUP = 2  # forwards: compilation, first allocations
 
 
+def _rounds(phase: Phase, steps: int) -> tuple[int, int]:
+    """(batches of requests, tokens each generates) that outlast a window of so many steps."""
+    steps += WARMUP + 2
+    return (1, steps + 1) if phase == "decode" else (steps, 1)
+
+
+def _window_args(args: EngineArgs, phase: Phase, input_len: int, steps: int) -> EngineArgs:
+    """An engine for these requests alone: it warms up over no larger prompt steps than they make,
+    each size of which may have kernels to compile. Graphs are off, so that every launch lies in its
+    op's range."""
+    _, new = _rounds(phase, steps)
+    return replace(args, disable_cuda_graph=True, context_length=input_len + new)
+
+
 def _run_engine(
     args: EngineArgs, parts: EngineParts, window: Window, phase: Phase, batch: int, input_len: int
 ) -> None:
     """Requests that keep the engine busy until the window is over."""
-    steps = WARMUP + window.steps + 2
     vocabulary = parts.config.text.unpadded_vocab_size
-    rounds, new = (1, steps + 1) if phase == "decode" else (steps, 1)
+    rounds, new = _rounds(phase, window.steps)
     with Engine(args, parts=parts) as engine:
         attach(parts.model, window)  # only now: building an engine runs forwards of its own
         for round_ in range(rounds):
@@ -72,12 +85,12 @@ def profile_with_torch(
     steps: int,
     parts: EngineParts | None = None,
 ) -> Profile:
-    """Profile under torch.profiler; graphs are off, so that every launch lies in its op's range.
+    """Profile under torch.profiler.
 
     Raises: ValueError: the arguments leave no window.
     """
     is_step = _is_step(phase, batch, input_len)
-    args = replace(args, disable_cuda_graph=True)
+    args = _window_args(args, phase, input_len, steps)
     parts = parts or load_parts(args)
     on_device = parts.device.type == "cuda"
     kinds = [torch.profiler.ProfilerActivity.CPU]
@@ -127,7 +140,7 @@ def run_inside_rocprof(
 ) -> None:
     """What the profiled process does: run the window with roctx ranges, write its facts."""
     is_step = _is_step(phase, batch, input_len)
-    args = replace(args, disable_cuda_graph=True)
+    args = _window_args(args, phase, input_len, steps)
     parts = load_parts(args)
 
     window = Window(

@@ -14,7 +14,7 @@ from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.model import InklingModel
 from inkling_rocm.ops import resolve_ops
 from inkling_rocm.ops.registry import OP_NAMES
-from inkling_rocm.profile.run import profile_with_torch
+from inkling_rocm.profile.run import WARMUP, profile_with_torch
 from inkling_rocm.profile.table import OpRow, Profile, merged
 from inkling_rocm.profile.window import Window
 from kernel_base.arch import arch_named
@@ -71,6 +71,15 @@ def test_prefill_steps():
     found = run("prefill", steps=2)
     assert found.steps == 2
     assert {row.op: row.calls for row in found.rows}["rel_attention"] == 2 * LAYERS
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_the_engine_is_made_for_its_requests_alone(phase, caplog):
+    """Warming up over prompts that never come compiles kernels for minutes on a GPU."""
+    with caplog.at_level("INFO"):
+        run(phase)
+    new = {"decode": STEPS + WARMUP + 3, "prefill": 1}[phase]
+    assert f"context {16 + new} (checkpoint: 512), prompt chunk {4 * (16 + new)}" in caplog.text
 
 
 def test_prompts_must_be_longer_than_the_batch():
