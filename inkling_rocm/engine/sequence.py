@@ -117,7 +117,7 @@ class Sequence:
     @property
     def length(self) -> int:
         """Tokens, pending ones included."""
-        return self.prompt_len + self.generated + self.pending
+        return self.prompt_len + len(self.tokens.own) + self.pending
 
     @property
     def remaining(self) -> int:

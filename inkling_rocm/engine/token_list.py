@@ -15,6 +15,7 @@ class TokenList(Sequence[int]):
 
     def __init__(self, prompt: list[int]):
         self.prompt = prompt
+        self._border = len(prompt)
         self.own: list[int] = []
 
     def append(self, token: int) -> None:
@@ -22,7 +23,7 @@ class TokenList(Sequence[int]):
         self.own.append(token)
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.own)
+        return self._border + len(self.own)
 
     @overload
     def __getitem__(self, at: int) -> int: ...
@@ -31,8 +32,11 @@ class TokenList(Sequence[int]):
     def __getitem__(self, at: slice) -> list[int]: ...
 
     def __getitem__(self, at: int | slice) -> int | list[int]:
-        border = len(self.prompt)
+        border = self._border
         if isinstance(at, slice):
+            start, stop = at.start, at.stop
+            if stop is not None and start is not None and start >= 0 and 0 <= stop <= border:
+                return self.prompt[at]  # most are pages of the prompt, and there are many
             start, stop, step = at.indices(len(self))
             assert step == 1
             if start >= border:
