@@ -83,18 +83,18 @@ class EngineCore:
         self.requests[request.rid] = request
         self.scheduler.add(request)
 
-    def abort(self, rid: str, index: int | None = None) -> None:
+    def abort(self, rid: str, index: int | None = None, reason: FinishReason = "abort") -> None:
         """End a request, or one continuation of it; unknown and ended ones are none of our
         business."""
         if rid not in self.requests:
             return
         request = self.requests[rid]
         if index is None:
-            self._end_request(request, "abort")
+            self._end_request(request, reason)
         for sequence in request.sequences:
             if sequence.index == index:
                 if not sequence.finished:
-                    sequence.finish("abort")
+                    sequence.finish(reason)
                 if not sequence.siblings:  # else it still computes the prompt they start from
                     self._retire(sequence)
         self._flush()

@@ -6,7 +6,7 @@ import atexit
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -254,10 +254,17 @@ class Engine:
             raise RuntimeError(f"prompt_logits ended by {last.finish_reason}: {last.error}")
         return torch.cat(request.prompt_logits)
 
-    def abort(self, rid: str, index: int | None = None) -> None:
-        """End a request, or only continuation `index` of its n, and free what it holds; its handle
-        gets finish_reason "abort". Unknown rids are ignored: the request may just have ended."""
-        self._thread.command(lambda: self._core.abort(rid, index))
+    def abort(
+        self, rid: str, index: int | None = None, reason: Literal["abort", "stop"] = "abort"
+    ) -> None:
+        """End a request, or only continuation `index` of its n, and free what it holds.
+
+        Unknown rids are ignored: the request may just have ended.
+
+        Args: reason: what its handle gets as finish_reason; "stop" where the caller has found the
+            regular end of the output by itself.
+        """
+        self._thread.command(lambda: self._core.abort(rid, index, reason))
 
     @property
     def failure(self) -> str | None:

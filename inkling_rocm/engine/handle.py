@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from inkling_rocm.engine.request import Update
 
@@ -19,7 +20,7 @@ class RequestHandle:
 
     Args:
         continuations: n of the request.
-        abort: called with rid, and with a continuation or None for all, to stop it.
+        abort: called to stop it: with rid, a continuation or None for all, and the reason.
         on_end: called with rid when the engine has reported its end.
     """
 
@@ -27,7 +28,7 @@ class RequestHandle:
         self,
         rid: str,
         continuations: int,
-        abort: Callable[[str, int | None], None],
+        abort: Callable[[str, int | None, Literal["abort", "stop"]], None],
         on_end: Callable[[str], None],
     ):
         self.rid = rid
@@ -39,10 +40,10 @@ class RequestHandle:
         self._done = threading.Event()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future] | None = None
 
-    def abort(self, index: int | None = None) -> None:
-        """Ask the engine to stop, all or one of the continuations. The last updates arrive as for
-        any other end."""
-        self._abort(self.rid, index)
+    def abort(self, index: int | None = None, reason: Literal["abort", "stop"] = "abort") -> None:
+        """Ask the engine to stop, all or one of the continuations; see Engine.abort. The last
+        updates arrive as for any other end."""
+        self._abort(self.rid, index, reason)
 
     def push(self, updates: Sequence[Update]) -> None:
         """Hand over updates (called by the engine)."""

@@ -219,7 +219,7 @@ def _note(chat: _Chat, update: Update) -> None:
 def _stop(chat: _Chat, choice: ChatChoice, update: Update) -> None:
     """Tell the engine of a choice that ended on this side: others may go on for long."""
     if choice.finish_reason is not None and update.finish_reason is None:
-        chat.handle.abort(choice.index)
+        chat.handle.abort(choice.index, reason="stop")
 
 
 async def _collect(chat: _Chat) -> dict[str, Any]:

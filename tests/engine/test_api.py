@@ -375,6 +375,9 @@ def test_abort_reports_what_there_was(engine):
     ends = {u.index: u.finish_reason for u in handle if u.finish_reason}
     assert ends[0] == "length"
     assert ends[1] in ("abort", "length")  # it may have been quicker
+    handle = engine.submit([1], SamplingParams(max_new_tokens=250, ignore_eos=True))
+    handle.abort(0, reason="stop")
+    assert list(handle)[-1].finish_reason == "stop"
 
 
 def test_names_are_unique_while_in_use(engine):

@@ -60,13 +60,13 @@ class ScriptedHandle:
         self._ended = False
         self._updates = self._play()
 
-    def abort(self, index: int | None = None) -> None:
+    def abort(self, index: int | None = None, reason: str = "abort") -> None:
         if index is None:
             self.aborted = True
             self._engine.aborted.append(self.rid)
         else:
             self._stopped.add(index)
-            self._engine.stopped.append((self.rid, index))
+            self._engine.stopped.append((index, reason))
 
     @property
     def ended(self) -> bool:
@@ -148,7 +148,7 @@ class ScriptedEngine:
         self.cached = 0
         self.running = 0
         self.aborted: list[str] = []
-        self.stopped: list[tuple[str, int]] = []
+        self.stopped: list[tuple[int, str]] = []
         self.submitted: list[tuple[list[int], SamplingParams]] = []
         self.refusal: RequestError | None = None
 

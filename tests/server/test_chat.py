@@ -197,7 +197,7 @@ def test_a_choice_that_has_ended_is_not_generated_on(live, client, stream):
         for choice in chunk.choices:
             found[choice.index] += (choice.delta if stream else choice.message).content or ""
     assert found == ["one ", texts[1], "five "]
-    assert [index for _, index in engine.stopped] == [0, 2]
+    assert engine.stopped == [(0, "stop"), (2, "stop")]
 
 
 def test_stop_strings_leave_reasoning_and_near_misses_alone(say):
