@@ -22,9 +22,11 @@ def layers(rows: list[dict]) -> str:
     ]
     for row in rows:
         if row["op"] == "layer" and row["rank_slice"]:
+            graph = row.get("graph_us_per_layer")
+            also = f" ({graph} us as a graph)" if graph else ""
             lines.append(
                 f"| {row['case']} ({row['layers']} layers) | {row['us_per_layer']} | "
-                f"{row['floor_us_per_layer']} | {row['over_floor']} | {row['timed']} | "
+                f"{row['floor_us_per_layer']} | {row['over_floor']} | {row['timed']}{also} | "
                 f"{launches(row, moe=False):.3g} / {launches(row, moe=True):.3g} | "
                 f"{evidence(row)} |"
             )
@@ -96,7 +98,7 @@ def serving(rows: list[dict]) -> str:
 
 
 def linear(rows: list[dict]) -> str:
-    """The fastest configuration of every case beside torch's product."""
+    """The fastest configuration of every case beside torch's product, of its newest commit."""
     cases: dict[str, list[dict]] = {}
     for row in rows:
         if row["gate"] == "pass":
@@ -105,7 +107,8 @@ def linear(rows: list[dict]) -> str:
         "| tokens, [columns, depth] | torch, us | one launch, us | floor, us | evidence |",
         "|---|---|---|---|---|",
     ]
-    for case, found in cases.items():
+    for case, all_found in cases.items():
+        found = [row for row in all_found if row["commit"] == all_found[-1]["commit"]]
         best = {
             variant: min(row["p50_us"] for row in found if row["variant"] == variant)
             for variant in ("torch", "triton")

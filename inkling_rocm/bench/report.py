@@ -16,6 +16,8 @@ def layer_text(found: Measurement) -> str:
     """The layer's line and a table by op, all per layer."""
     how = "graph" if found.graph else "eager"
     line = f"{found.case.name}: {found.us:.1f} us a layer ({how}, mean of {found.layers})"
+    if found.graph_us is not None:
+        line += f", {found.graph_us:.1f} us as a graph"
     if found.over_floor is not None:
         line += f", floor {found.floor_us:.1f} us, {found.over_floor:.2f}x"
     lines = [
@@ -47,6 +49,7 @@ def layer_row(found: Measurement, parts: EngineParts, args: EngineArgs) -> dict[
         "layers": found.layers,
         "timed": "graph" if found.graph else "eager",
         "us_per_layer": round(found.us, 2),
+        "graph_us_per_layer": None if found.graph_us is None else round(found.graph_us, 2),
         "floor_us_per_layer": None if found.floor_us is None else round(found.floor_us, 2),
         "over_floor": None if found.over_floor is None else round(found.over_floor, 3),
         "ceilings": {"bytes_per_s": rate, "flops": flop_rate, "source": source},

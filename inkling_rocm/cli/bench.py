@@ -90,8 +90,9 @@ def layer(
     """Time of a layer (mean over the stack, random weights) beside its floor, and a table by op.
 
     The floor adds up, over a layer's ops, the larger of bytes at the memory rate and FLOPs at the
-    matrix rate. Decode is timed as a graph on a GPU, prefill launched op by op; the times of single
-    ops are of eager launches under the profiler. --model-path may be a lone config.json.
+    matrix rate. Decode is timed as a graph on a GPU, prefill launched op by op and as a graph; the
+    times of single ops are of eager launches under the profiler. --model-path may be a lone
+    config.json.
     """
     from inkling_rocm.bench.report import layer_row, layer_text
     from inkling_rocm.bench.rows import append_rows
@@ -109,8 +110,7 @@ def layer(
     }
     try:
         bench, args = _layer_bench(cases, fields)
-        for case in cases:
-            found = bench.measure(case)
+        for found in bench.measure(cases):
             typer.echo(layer_text(found) + "\n")
             if output_file is not None:
                 append_rows(output_file, [layer_row(found, bench.parts, args)])

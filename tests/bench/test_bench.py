@@ -137,7 +137,7 @@ def test_layer_bench_counts_work_and_restores_the_model():
     assert Case(rows=1, context=0, tokens=4).keys(2) == 1 + 2 + 2 + 2
     before = [dict(vars(layer)) for layer in model.layers]
     ops = model.ops
-    found = LayerBench(parts, args, [case]).measure(case)
+    (found,) = LayerBench(parts, args, [case]).measure([case])
     assert [dict(vars(layer)) for layer in model.layers] == before
     assert model.ops is ops
     assert found.us > 0
