@@ -9,6 +9,8 @@ import torch
 
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
+from moe_aiter.by_expert import MAX_CHOICES as MOST_LOOKED_UP
+from moe_aiter.by_expert import MAX_EXPERTS, experts_by_expert
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
 from moe_aiter.grouped import experts_by_choice
 from moe_aiter.tokens import MAX_CHOICES, experts_by_token
@@ -90,6 +92,11 @@ def experts(
     one_width = S == 0 or shared_I == I
     if one_width and choices <= most_choices:
         return experts_by_token(
+            x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
+        )
+    looked_up = choices <= min(bounds["BY_EXPERT_CHOICES"], MOST_LOOKED_UP) and X <= MAX_EXPERTS
+    if one_width and looked_up:
+        return experts_by_expert(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )
     rows_each = choices // X

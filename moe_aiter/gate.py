@@ -5,10 +5,10 @@
     weight = softmax(logsigmoid(logit[ids + shared])) * route_scale * global_scale
 
 The router product is split along H in slices of fixed length; each program writes the partial sums
-of one slice and one tile of experts. For few tokens the program that finishes last (an integer
-ticket) adds the
-slices in order and selects: one launch. For more, a second launch does. The sum's order depends on
-    neither which program is last nor on the other tokens.
+of one slice and one tile of experts. For few tokens the program of a token block that finishes last
+(an integer ticket) adds the slices in order and selects: one launch. For more, a second launch
+does, and on Hopper router_hopper.py makes the product. The sum's order depends on neither which
+program is last nor on the other tokens.
 
 logsigmoid(l) = min(l, 0) - log(1 + exp(-|l|)) is finite for any logit, so the weights stay right
 where all sigmoids underflow. bf16 products are exact in fp32; fp32 products use "ieee".
@@ -24,16 +24,18 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
-from kernel_base.device import drain_stores
-from kernel_base.tuning import TuningRow
+from kernel_base.device import await_previous, drain_stores, let_next_start
+from kernel_base.tuning import TuningRow, dependent
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
 from moe_aiter.tuning import ROUTER, SELECT
 
-# Most tokens of the one-launch form: its last program selects for all of them. At eight tokens it
-# took 16.5 us, the two launches 8.3 (H200, 6144 wide, 256 experts).
-ONE_LAUNCH_TOKENS = 4
+# Most token blocks of the one-launch form.
+TICKETS = 64
+# Columns of a row of partial sums are a multiple of this: rows begin where wide accesses may.
+PITCH = 16
 # The lowest finite fp32.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
+NEVER = tl.constexpr(-(2**31))
 
 
 @triton.jit
@@ -42,15 +44,15 @@ def _log_sigmoid(x):
 
 
 @triton.jit
-def _sum_slices(partial_ptr, rows, columns, mask, tokens, outputs, SLICES: tl.constexpr):
+def _sum_slices(partial_ptr, rows, columns, mask, tokens, pitch, SLICES: tl.constexpr):
     """Logits at [rows, columns]: the slices' partial sums [slice, token, expert], added in
     order."""
-    ptrs = partial_ptr + rows[:, None].to(tl.int64) * outputs + columns[None, :]
+    ptrs = partial_ptr + rows[:, None].to(tl.int64) * pitch + columns
     # The programs that wrote these ran on other compute units: read past this one's L1.
     logits = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
     # Unrolled: all the loads leave before the first is awaited.
     for _ in tl.static_range(1, SLICES):
-        ptrs += tokens * outputs
+        ptrs += tokens * pitch
         logits += tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
     return logits
 
@@ -58,55 +60,50 @@ def _sum_slices(partial_ptr, rows, columns, mask, tokens, outputs, SLICES: tl.co
 @triton.jit
 def _select(
     ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, t0, tokens, num_experts, route_scale,
-    stride_ids,
+    stride_ids, pitch,
     SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     t = t0 + tl.arange(0, BLOCK_T)
     x = tl.arange(0, BLOCK_X)
-    w = tl.arange(0, BLOCK_W)
+    w = tl.arange(0, BLOCK_W)[None, :]
     mask_t = t < tokens
-    outputs = num_experts + SHARED
-    mask_x = mask_t[:, None] & (x < num_experts)[None, :]
-    logits = _sum_slices(partial_ptr, t, x, mask_x, tokens, outputs, SLICES)
+    inside = (x < num_experts)[None, :]
     bias = tl.load(bias_ptr + x, mask=x < num_experts, other=0.0)
-    # Finite, so that -inf marks what may not be chosen (again); a NaN score ranks last too.
+    scale = route_scale * tl.load(scale_ptr)
+    mask = mask_t[:, None] & inside
+    logits = _sum_slices(partial_ptr, t, x[None, :], mask, tokens, pitch, SLICES)
+    used = mask_t[:, None] & (w < TOP_K + SHARED)
+    # Columns past K become the shared experts'.
+    chosen = tl.zeros([BLOCK_T, BLOCK_W], tl.int32) + (num_experts - TOP_K + w)
+    shared = _sum_slices(partial_ptr, t, chosen, used & (w >= TOP_K), tokens, pitch, SLICES)
+    # A NaN score ranks last.
     score = tl.maximum(tl.sigmoid(logits) + bias[None, :], LOWEST)
-    score = tl.where((x < num_experts)[None, :], score, float("-inf"))
-    # Column j < K of `chosen` is the logit of the j-th choice, the next S those of the shared
-    # experts.
-    chosen = tl.zeros([BLOCK_T, BLOCK_W], tl.float32)
+    # Integers in the scores' order (no score is -0), because their maxima take one instruction a
+    # wave. The lowest marks what may not be chosen (again).
+    bits = score.to(tl.int32, bitcast=True)
+    key = tl.where(inside, bits ^ ((bits >> 31) & 0x7FFFFFFF), NEVER)
     for k in tl.static_range(TOP_K):
-        expert = tl.argmax(score, 1, tie_break_left=True)
-        here = x[None, :] == expert[:, None]
-        score = tl.where(here, float("-inf"), score)
-        logit = tl.sum(tl.where(here, logits, 0.0), 1)
-        chosen = tl.where((w == k)[None, :], logit[:, None], chosen)
-        tl.store(ids_ptr + t * stride_ids + k, expert, mask=mask_t)
-    s = tl.arange(0, BLOCK_S)
-    mask_s = mask_t[:, None] & (s < SHARED)[None, :]
-    shared = _sum_slices(partial_ptr, t, num_experts + s, mask_s, tokens, outputs, SLICES)
-    for j in tl.static_range(SHARED):
-        logit = tl.sum(tl.where((s == j)[None, :], shared, 0.0), 1)
-        chosen = tl.where((w == TOP_K + j)[None, :], logit[:, None], chosen)
-    used = (w < TOP_K + SHARED)[None, :]
-    logs = tl.where(used, _log_sigmoid(chosen), float("-inf"))
+        best = tl.max(key, 1)
+        expert = tl.min(tl.where(key == best[:, None], x[None, :], BLOCK_X), 1)
+        key = tl.where(x[None, :] == expert[:, None], NEVER, key)
+        chosen = tl.where(w == k, expert[:, None], chosen)
+    tl.store(ids_ptr + t[:, None] * stride_ids + w, chosen, mask=mask_t[:, None] & (w < TOP_K))
+    routed = tl.gather(logits, tl.where(w < TOP_K, chosen, 0), 1)
+    logs = _log_sigmoid(tl.where(w < TOP_K, routed, shared))
+    logs = tl.where(w < TOP_K + SHARED, logs, float("-inf"))
     powers = tl.exp(logs - tl.max(logs, 1)[:, None])
-    weights = powers / tl.sum(powers, 1)[:, None] * (route_scale * tl.load(scale_ptr))
-    tl.store(
-        weights_ptr + t[:, None] * (TOP_K + SHARED) + w[None, :],
-        weights,
-        mask=mask_t[:, None] & used,
-    )
+    weights = powers / tl.sum(powers, 1)[:, None] * scale
+    tl.store(weights_ptr + t[:, None] * (TOP_K + SHARED) + w, weights, mask=used)
 
 
-@triton.jit(do_not_specialize=("tokens", "num_experts", "stride_ids"))
+@triton.jit(do_not_specialize=("tokens", "stride_ids"))
 def _router_kernel(
     partial_ptr, ticket_ptr, ids_ptr, weights_ptr, x_ptr, w_ptr, bias_ptr, scale_ptr,
-    tokens, num_experts, hidden, route_scale, stride_x, stride_ids,
+    tokens, num_experts, hidden, route_scale, stride_x, stride_ids, pitch,
     SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr,
-    EVEN_K: tl.constexpr, AMD: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
+    EVEN_K: tl.constexpr, AMD: tl.constexpr, DEPENDENT: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
     outputs = num_experts + SHARED
@@ -119,7 +116,16 @@ def _router_kernel(
     # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
     w_ptrs = w_ptr + h0 + (tl.minimum(n, outputs - 1)[None, :] * hidden + offs_k[:, None])
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, SLICE, BLOCK_K):
+    weights = ()
+    if AHEAD:  # all of the program's weights are on their way before x is waited for
+        for k in tl.static_range(0, SLICE, BLOCK_K):
+            weights = weights + (tl.load(w_ptrs + k),)  # type: ignore[assignment]  # noqa: RUF005
+    await_previous(DEPENDENT)
+    let_next_start(DEPENDENT)
+    for step in tl.static_range(len(weights)):
+        x = tl.load(x_ptrs + step * BLOCK_K, mask=mask_t[:, None], other=0.0)
+        acc = tl.dot(x, weights[step], acc, input_precision="ieee")
+    for k in range(0, 0 if AHEAD else SLICE, BLOCK_K):
         if EVEN_K:
             x = tl.load(x_ptrs + k, mask=mask_t[:, None], other=0.0)
             w = tl.load(w_ptrs + k)
@@ -130,7 +136,7 @@ def _router_kernel(
         acc = tl.dot(x, w, acc, input_precision="ieee")
     row = tl.program_id(2).to(tl.int64) * tokens + t
     tl.store(
-        partial_ptr + row[:, None] * outputs + n[None, :],
+        partial_ptr + row[:, None] * pitch + n[None, :],
         acc,
         mask=mask_t[:, None] & mask_n[None, :],
     )
@@ -139,46 +145,52 @@ def _router_kernel(
         drain_stores(tl.arange(0, BLOCK_M), AMD)
         tl.debug_barrier()
         programs = tl.num_programs(1) * tl.num_programs(2)
+        ticket_ptr += tl.program_id(0)
         ticket = tl.atomic_add(ticket_ptr, 1, sem="acq_rel", scope="gpu")
         if ticket < programs - 1:
             return
         tl.debug_barrier()
         tl.store(ticket_ptr, 0)
-        _select(
-            ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, 0, tokens, num_experts,
-            route_scale, stride_ids,
-            SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_S, BLOCK_W,
-        )  # fmt: skip
+        for t0 in range(0, BLOCK_M, BLOCK_T):
+            first = tl.program_id(0) * BLOCK_M + t0
+            if first < tokens:
+                _select(
+                    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, first, tokens,
+                    num_experts, route_scale, stride_ids, pitch,
+                    SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_W,
+                )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=("tokens", "num_experts", "stride_ids"))
+@triton.jit(do_not_specialize=("tokens", "stride_ids"))
 def _select_kernel(
     ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tokens, num_experts, route_scale,
-    stride_ids,
-    SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_W: tl.constexpr,
+    stride_ids, pitch,
+    SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
+    await_previous(DEPENDENT)
+    let_next_start(DEPENDENT)
     _select(
         ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tl.program_id(0) * BLOCK_T, tokens,
-        num_experts,
-        route_scale, stride_ids, SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_S, BLOCK_W,
+        num_experts, route_scale, stride_ids, pitch,
+        SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_W,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateWorkspace:
-    """The ticket of the one-launch form. Calls that share one must be ordered on one stream; a
-    captured graph must keep it alive.
+    """The tickets of the one-launch form. Calls that share them must be ordered on one stream; a
+    captured graph must keep them alive.
 
-    Attributes: ticket: int32 [1], zero between calls (the kernel leaves it so).
+    Attributes: tickets: int32 [TICKETS], zero between calls (the kernel leaves them so).
     """
 
-    ticket: torch.Tensor
+    tickets: torch.Tensor
 
     @staticmethod
     def allocate(device: torch.device) -> GateWorkspace:
         """A workspace of one device; costs one small launch."""
-        return GateWorkspace(ticket=torch.zeros(1, dtype=torch.int32, device=device))
+        return GateWorkspace(tickets=torch.zeros(TICKETS, dtype=torch.int32, device=device))
 
 
 def gate(
@@ -197,7 +209,7 @@ def gate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Route tokens; no host synchronisation, capturable.
 
-    One launch for T <= ONE_LAUNCH_TOKENS (with a workspace), two above.
+    One launch where the router's row says so (with a workspace), else two.
 
     Args:
         x: [T, H]. weight: [X + S, H] in x's dtype, routed rows then shared rows. bias: fp32 [X].
@@ -233,35 +245,47 @@ def gate(
     require(op, out_is == wanted, "weights_out", out_is, wanted)
     if T == 0:
         return ids, weights_out
-    row = rows[0] or ROUTER.select(arch.name, tokens=T, bits=x.element_size() * 8, hidden=H)
+    facts = {"tokens": T, "bits": x.element_size() * 8, "hidden": H}
+    row = rows[0] or ROUTER.select(arch.name, **facts, bulk=bulk_copies(x, X, S))
     c: dict[str, Any] = dict(row.constexprs)
     # A slice longer than the depth is the whole depth, not masked steps behind its end.
     c["SLICE"] = min(c["SLICE"], triton.cdiv(H, c["BLOCK_K"]) * c["BLOCK_K"])
     slices = triton.cdiv(H, c["SLICE"])
-    most_tokens = min(ONE_LAUNCH_TOKENS, c["BLOCK_M"])
-    finish = most_tokens >= T
-    partial = torch.empty(slices, T, X + S, dtype=torch.float32, device=x.device)
-    ticket = None
-    if finish:
-        ticket = (workspace or GateWorkspace.allocate(x.device)).ticket
-    second = rows[1] or SELECT.select(arch.name, tokens=T)
+    pitch = triton.cdiv(X + S, PITCH) * PITCH
+    partial = torch.empty(slices, T, pitch, dtype=torch.float32, device=x.device)
     shared = {
         "SHARED": S, "TOP_K": K, "SLICES": slices, "BLOCK_X": triton.next_power_of_2(X),
-        "BLOCK_S": triton.next_power_of_2(max(S, 2)), "BLOCK_W": triton.next_power_of_2(K + S),
+        "BLOCK_W": triton.next_power_of_2(max(K + S, 2)),
     }  # fmt: skip
-    block_t = next(b for b in (1, 4, 16) if b >= T) if finish else second.constexprs["BLOCK_T"]
-    _router_kernel[(triton.cdiv(T, c["BLOCK_M"]), triton.cdiv(X + S, c["BLOCK_N"]), slices)](
-        partial, ticket, ids, weights_out, x, weight, bias,
-        global_scale,
-        T, X, H, route_scale, x.stride(0), ids.stride(0),
-        FINISH=finish, EVEN_K=H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0,
-        AMD=arch.vendor == "amd",
-        BLOCK_T=block_t,
-        **shared, **c, **row.options,
-    )  # fmt: skip
-    if not finish:
-        _select_kernel[(triton.cdiv(T, block_t),)](
-            ids, weights_out, partial, bias, global_scale, T, X, route_scale, ids.stride(0),
-            **shared, **second.launch_kwargs(),
+    tail = 0
+    if c.pop("VARIANT", None) == "hopper":
+        from moe_aiter.router_hopper import launch_router  # Gluon: only where it is used
+
+        launch_router(partial, x, weight, num_experts=X, depth=c["SLICE"], row=row)
+    else:
+        blocks, tail = triton.cdiv(T, c["BLOCK_M"]), c.pop("TAIL")
+        if blocks > TICKETS:
+            tail = 0
+        tickets = (workspace or GateWorkspace.allocate(x.device)).tickets if tail else None
+        even = H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0
+        c["AHEAD"] = even and bool(c.get("AHEAD"))
+        _router_kernel[(blocks, triton.cdiv(X + S, c["BLOCK_N"]), slices)](
+            partial, tickets, ids, weights_out, x, weight, bias, global_scale,
+            T, X, H, route_scale, x.stride(0), ids.stride(0), pitch,
+            FINISH=tail > 0, EVEN_K=even, AMD=arch.vendor == "amd", DEPENDENT=dependent(row),
+            BLOCK_T=max(tail, 1), **shared, **c, **row.options,
+        )  # fmt: skip
+    if not tail:
+        second = rows[1] or SELECT.select(arch.name, tokens=T)
+        _select_kernel[(triton.cdiv(T, second.constexprs["BLOCK_T"]),)](
+            ids, weights_out, partial, bias, global_scale, T, X, route_scale, ids.stride(0), pitch,
+            DEPENDENT=dependent(second), **shared, **second.launch_kwargs(),
         )  # fmt: skip
     return ids, weights_out
+
+
+def bulk_copies(x: torch.Tensor, num_experts: int, shared: int) -> bool:
+    """Whether the Hopper variant can take a call: 16-bit, 16-byte aligned rows, at most 256 routed
+    and 16 shared experts."""
+    aligned = x.shape[1] % 8 == 0 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    return x.element_size() == 2 and aligned and num_experts <= 256 and shared <= 16

@@ -16,6 +16,7 @@ from kernel_base.arch import arch_named
 from kernel_base.register import Case, KernelEntry, Outcome, register
 from kernel_base.tuning import TuningRow, TuningTable
 from moe_aiter import tuning
+from moe_aiter.by_expert import experts_by_expert
 from moe_aiter.gate import gate
 from moe_aiter.grouped import combine, experts_by_choice
 from moe_aiter.problems import Problem, make_gate_problem, make_problem
@@ -84,6 +85,29 @@ def _by_choice(arch, rows, aligned, dtype, device) -> list[Outcome]:
         arch=arch_named(arch), rows=rows,
     )  # fmt: skip
     return _outcome(problem, out)
+
+
+def _by_expert(arch, rows, aligned, dtype, device) -> list[Outcome]:
+    hidden, width = (_depth(rows), _depth(rows)) if aligned else (136, 72)
+    problem = make_problem(40, experts=5, hidden=hidden, width=width, dtype=dtype, device=device)
+    out = experts_by_expert(
+        problem.x, problem.ids, problem.gamma, **problem.weights, out=_poisoned(problem.x),
+        arch=arch_named(arch), rows=rows,
+    )  # fmt: skip
+    return _outcome(problem, out)
+
+
+def _expert_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
+    tables = (tuning.SWIGLU_BY_EXPERT, tuning.DOWN_BY_EXPERT)
+    own, other = tables if first else tables[::-1]
+    mate = _companion(row, own, other)
+    for aligned in (False, True):
+        yield Case(
+            name=f"more choices than a row block, {'aligned' if aligned else 'ragged'}",
+            run=partial(
+                _by_expert, arch, (row, mate) if first else (mate, row), aligned, _dtype(row)
+            ),
+        )
 
 
 def _token_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
@@ -211,6 +235,16 @@ ENTRIES = (
         "moe_aiter.grouped:_down_grouped_kernel moe_aiter.hopper:_hopper_grouped_kernel",
         partial(_choice_cases, False),
     ),
+    _entry(
+        tuning.SWIGLU_BY_EXPERT,
+        "moe_aiter.by_expert:_swiglu_by_expert_kernel",
+        partial(_expert_cases, True),
+    ),
+    _entry(
+        tuning.DOWN_BY_EXPERT,
+        "moe_aiter.by_expert:_down_by_expert_kernel",
+        partial(_expert_cases, False),
+    ),
     _entry(tuning.COMBINE, "moe_aiter.grouped:_combine_kernel", _combine_cases),
     _entry(
         tuning.SORT,
@@ -218,6 +252,10 @@ ENTRIES = (
         " moe_aiter.routing:_place_kernel",
         _sort_cases,
     ),
-    _entry(tuning.ROUTER, "moe_aiter.gate:_router_kernel", _router_cases),
+    _entry(
+        tuning.ROUTER,
+        "moe_aiter.gate:_router_kernel moe_aiter.router_hopper:_router_hopper_kernel",
+        _router_cases,
+    ),
     _entry(tuning.SELECT, "moe_aiter.gate:_select_kernel", _select_cases),
 )

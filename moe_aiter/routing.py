@@ -242,7 +242,7 @@ def sort_choices(
     gaps, places = 0, 0
     if by_size:
         gaps, places = ROW_ALIGN.value * num_experts + -choices % ROW_ALIGN.value, choices
-    choice, expert, begin, end, count, place = _parts(
+    choice, expert, begin, end, count, place = parts(
         device, torch.int32, (choices + gaps, blocks, blocks, blocks, 1, places)
     )
     block_p: Any = row.constexprs["BLOCK_P"]
@@ -253,7 +253,7 @@ def sort_choices(
         )  # fmt: skip
     else:
         chunks, block_x = triton.cdiv(choices, block_p), triton.next_power_of_2(num_experts)
-        counts, rank = _parts(device, torch.int16, (chunks * num_experts, choices))
+        counts, rank = parts(device, torch.int16, (chunks * num_experts, choices))
         _rank_kernel[(chunks,)](
             counts, rank, topk_ids, choices, first_expert, num_experts,
             BLOCK_P=block_p, BLOCK_X=block_x, **row.options,
@@ -269,7 +269,7 @@ def sort_choices(
     )  # fmt: skip
 
 
-def _parts(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+def parts(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[torch.Tensor]:
     """Tensors of these sizes in one allocation. Each begins at a multiple of 16 bytes: Triton
     compiles a kernel again for every pattern of aligned and unaligned arguments."""
     step = 16 // dtype.itemsize

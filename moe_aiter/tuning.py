@@ -146,29 +146,67 @@ def _down_grouped():
         yield _row(arch, {}, _gemm(128, 256, 64, 4), _nvidia(8, 3))
 
 
+def _by_expert(up):
+    """Rows of the gate/up product, or of the down product with the tokens summed at a time."""
+
+    def tile(m, n, k):
+        sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
+        return sizes if up else {**sizes, "BLOCK_T": 16}
+
+    for arch in (*AMD, *NVIDIA):
+        fp32 = _fp32(arch) if arch in AMD else _nvidia(4, 3)
+        few = _amd(4) if arch in AMD else _nvidia(4, 3)
+        k = 64 if arch in AMD else 128
+        yield _row(arch, {"bits": 32}, tile(16, 32 if up else 64, 32), fp32)
+        if arch == "sm90":
+            if up:
+                yield _measured({"rows": (None, 1)}, tile(16, 32, 256), few)
+                yield _measured({"rows": (None, 12)}, tile(16, 64, 128), few)
+            else:
+                yield _measured({"rows": (None, 1)}, tile(16, 128, 128), few)
+                yield _measured({"rows": (None, 12)}, {**tile(16, 128, 128), "BLOCK_T": 32}, few)
+        else:
+            yield _row(arch, {"rows": (None, 12)}, tile(16, 64 if up else 128, k), few)
+        yield _row(arch, {}, tile(32, 64 if up else 128, k), few)
+
+
 def _router():
-    def tile(m, n, k, slice_):
-        return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_}
+    def tile(m, n, k, slice_, tail=0):
+        """tail: tokens that the last program selects for at a time; 0 = a second launch."""
+        return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_, "TAIL": tail}
 
     for arch in AMD:
+        yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 64, 512, 4), _amd(4))
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 64, 512), _amd(4))
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _amd(4))
         yield _row(arch, {}, tile(64, 64, 64, 8192), _amd(4))
     for arch in NVIDIA:
+        few = tile(16, 32, 64, 512, 4)
+        yield _row(arch, {"bits": 32, "tokens": (None, 4)}, few, _nvidia(8, 3))
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         if arch == "sm90":
-            yield _measured({"tokens": (None, 1)}, tile(64, 32, 64, 512), _nvidia(4, 4))
-            yield _measured({"tokens": (None, 4)}, tile(16, 64, 64, 512), _nvidia(4, 4))
+            yield _measured({"tokens": (None, 1)}, tile(16, 32, 128, 512, 1), _nvidia(4, 4))
+            yield _measured({"tokens": (None, 4)}, tile(16, 32, 128, 1024, 4), _nvidia(4, 4))
             yield _measured({"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
+            yield _measured({"tokens": (None, 512)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
+            # Slices such that 128 programs, or fewer, are one round of the multiprocessors.
+            yield _measured({"tokens": (None, 2048), "bulk": True}, _hopper_router(768), {})
+            yield _measured({"tokens": (None, 4096), "bulk": True}, _hopper_router(1536), {})
+            yield _measured({"tokens": (None, 8192), "bulk": True}, _hopper_router(3072), {})
+            yield _row(arch, {"bulk": True}, _hopper_router(6144), {})
             yield _measured({"tokens": (None, 1024)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
             yield _measured({"tokens": (None, 8192)}, tile(128, 64, 64, 2048), _nvidia(8, 4))
             yield _measured({}, tile(128, 64, 64, 8192), _nvidia(8, 3))
             continue
-        yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 128, 512), _nvidia(4, 4))
+        yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 128, 512, 4), _nvidia(4, 4))
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _nvidia(4, 4))
         yield _row(arch, {}, tile(128, 64, 64, 8192), _nvidia(8, 4))
+
+
+def _hopper_router(slice_):
+    return {"VARIANT": "hopper", "BLOCK_K": 64, "SLICE": slice_, "STAGES": 4}
 
 
 def _each(constexprs, options):
@@ -180,6 +218,8 @@ SWIGLU_TOKENS = TuningTable("moe_aiter.swiglu_tokens", tuple(_swiglu_tokens()))
 DOWN_TOKENS = TuningTable("moe_aiter.down_tokens", tuple(_down_tokens()))
 SWIGLU_GROUPED = TuningTable("moe_aiter.swiglu_grouped", tuple(_swiglu_grouped()))
 DOWN_GROUPED = TuningTable("moe_aiter.down_grouped", tuple(_down_grouped()))
+SWIGLU_BY_EXPERT = TuningTable("moe_aiter.swiglu_by_expert", tuple(_by_expert(up=True)))
+DOWN_BY_EXPERT = TuningTable("moe_aiter.down_by_expert", tuple(_by_expert(up=False)))
 ROUTER = TuningTable("moe_aiter.router", tuple(_router()))
 SELECT = TuningTable(
     "moe_aiter.select",
@@ -212,7 +252,8 @@ SORT = TuningTable(
 )
 COMBINE = TuningTable("moe_aiter.combine", tuple(_each({"BLOCK_N": 2048}, {"num_warps": 4})))
 
-# Which way the experts of a call run. by_token_choices: most T * K for the unsorted path.
+# Which way the experts of a call run. BY_TOKEN_CHOICES: most T * K for rows that are tokens;
+# BY_EXPERT_CHOICES: for programs that look their choices up; above, choices are sorted.
 # The shared experts join the sorted launches up to FOLD_ROWS choices per expert, and again from
 # FOLD_FROM (0 = never), where 256-row blocks serve them as well; between, they are their own dense
 # block.
@@ -222,13 +263,21 @@ PLAN = TuningTable(
         _row(
             "sm90",
             {},
-            {"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12, "FOLD_FROM": 96},
+            {"BY_TOKEN_CHOICES": 96, "BY_EXPERT_CHOICES": 1024, "FOLD_ROWS": 12, "FOLD_FROM": 96},
             {},
             source="the crossovers have not been swept; at 8192 tokens both ways take as long",
         ),
         *(
             row
-            for row in _each({"BY_TOKEN_CHOICES": 96, "FOLD_ROWS": 12, "FOLD_FROM": 0}, {})
+            for row in _each(
+                {
+                    "BY_TOKEN_CHOICES": 96,
+                    "BY_EXPERT_CHOICES": 1024,
+                    "FOLD_ROWS": 12,
+                    "FOLD_FROM": 0,
+                },
+                {},
+            )
             if row.arch != "sm90"
         ),
     ),

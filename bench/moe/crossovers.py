@@ -19,6 +19,7 @@ from bench.moe.tune import FAILURES, row
 from kernel_base.arch import arch_of_device
 from kernel_base.tuning import TuningRow
 from moe_aiter import experts
+from moe_aiter.by_expert import MAX_CHOICES as MOST_LOOKED_UP
 from moe_aiter.register import sort_reference
 from moe_aiter.routing import sort_choices
 from moe_aiter.tokens import MAX_CHOICES
@@ -27,8 +28,11 @@ TOKENS = (4, 8, 16, 20, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 EVERY, NEVER = 1 << 30, -1
 
 
-def plan(arch: str, by_token_choices: int, fold_rows: int) -> TuningRow:
-    bounds = {"BY_TOKEN_CHOICES": by_token_choices, "FOLD_ROWS": fold_rows, "FOLD_FROM": 0}
+def plan(arch: str, by_token_choices: int, fold_rows: int, by_expert_choices: int = 0) -> TuningRow:
+    bounds = {
+        "BY_TOKEN_CHOICES": by_token_choices, "BY_EXPERT_CHOICES": by_expert_choices,
+        "FOLD_ROWS": fold_rows, "FOLD_FROM": 0,
+    }  # fmt: skip
     return TuningRow(
         arch=arch, constexprs=bounds, options={}, evidence="guess", source="under test"
     )
@@ -40,6 +44,8 @@ def ways(model: str, weights: dict, tokens: int, arch: str) -> dict:
     plans = {"folded": plan(arch, 0, EVERY), "separate": plan(arch, 0, NEVER)}
     if tokens * TOP_K <= MAX_CHOICES:
         plans["by_token"] = plan(arch, MAX_CHOICES, NEVER)
+    if tokens * TOP_K <= MOST_LOOKED_UP:
+        plans["by_expert"] = plan(arch, 0, NEVER, MOST_LOOKED_UP)
     found: dict = {}
     for name, way in plans.items():
 

@@ -19,15 +19,21 @@ ARCHS = ("gfx942", "gfx950")
 SIZES = (0, 1, 2, 5, 16, 17, 63, 64, 65)
 
 
-def plan(by_token_choices: int, fold_rows: int) -> TuningRow:
+def plan(by_token_choices: int, fold_rows: int, by_expert_choices: int = 0) -> TuningRow:
     """A way through, whatever the table says: crossovers are tuning, not mathematics."""
-    constexprs = {"BY_TOKEN_CHOICES": by_token_choices, "FOLD_ROWS": fold_rows, "FOLD_FROM": 0}
+    constexprs = {
+        "BY_TOKEN_CHOICES": by_token_choices, "BY_EXPERT_CHOICES": by_expert_choices,
+        "FOLD_ROWS": fold_rows, "FOLD_FROM": 0,
+    }  # fmt: skip
     return TuningRow(
         arch="any", constexprs=constexprs, options={}, evidence="guess", source="under test"
     )
 
 
-BY_TOKEN, FOLDED, SEPARATE = plan(128, 0), plan(0, 1 << 30), plan(0, -1)
+BY_TOKEN, BY_EXPERT = plan(128, 0), plan(0, 0, 1024)
+FOLDED, SEPARATE = plan(0, 1 << 30), plan(0, -1)
+WAYS = {"token": BY_TOKEN, "expert": BY_EXPERT, "folded": FOLDED, "separate": SEPARATE}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 def run(problem: Problem, arch: str = "gfx942", **arguments) -> torch.Tensor:
@@ -74,9 +80,11 @@ def test_large_sizes(tokens, arch):
     ("way", "dtype"),
     [
         pytest.param(BY_TOKEN, torch.bfloat16, id="token-bf16"),
+        pytest.param(BY_EXPERT, torch.bfloat16, id="expert-bf16"),
         pytest.param(FOLDED, torch.bfloat16, id="folded-bf16"),
         pytest.param(SEPARATE, torch.bfloat16, id="separate-bf16"),
         pytest.param(BY_TOKEN, torch.float32, id="token-fp32"),
+        pytest.param(BY_EXPERT, torch.float32, id="expert-fp32"),
         pytest.param(FOLDED, torch.float32, id="folded-fp32"),
     ],
 )
@@ -86,13 +94,13 @@ def test_every_way_at_odd_sizes(way, dtype):
 
 
 @pytest.mark.parametrize(("top_k", "shared"), [(1, 1), (2, 0), (6, 2), (8, 3)])
-@pytest.mark.parametrize("way", [BY_TOKEN, FOLDED], ids=["token", "folded"])
+@pytest.mark.parametrize("way", [BY_TOKEN, BY_EXPERT, FOLDED], ids=["token", "expert", "folded"])
 def test_top_k_and_shared_counts(top_k, shared, way):
     problem = make_problem(9, experts=11, top_k=top_k, shared=shared, hidden=64, width=32)
     assert_close(problem, run(problem, "gfx950", plan=way))
 
 
-@pytest.mark.parametrize("way", [BY_TOKEN, FOLDED, SEPARATE], ids=["token", "folded", "separate"])
+@every_way
 def test_one_expert_and_one_token_each(way):
     crowded = make_problem(18, experts=18, top_k=1, hidden=64, width=32)
     crowded.ids.fill_(7)
@@ -102,14 +110,14 @@ def test_one_expert_and_one_token_each(way):
     assert_close(spread, run(spread, plan=way))
 
 
-@pytest.mark.parametrize("way", [BY_TOKEN, FOLDED, SEPARATE], ids=["token", "folded", "separate"])
+@every_way
 def test_a_choice_named_twice_counts_twice(way):
     problem = make_problem(4, experts=6, top_k=3, hidden=64, width=32)
     problem.ids[:, 1] = problem.ids[:, 0]
     assert_close(problem, run(problem, plan=way))
 
 
-@pytest.mark.parametrize("way", [BY_TOKEN, FOLDED, SEPARATE], ids=["token", "folded", "separate"])
+@every_way
 @pytest.mark.parametrize("first", [0, 5, 9])
 def test_expert_parallel_range(way, first):
     whole = make_problem(11, experts=12, top_k=3, hidden=64, width=32)
@@ -131,19 +139,33 @@ def test_shared_experts_of_another_width():
     assert_close(part, run(part))
 
 
+def test_more_choices_of_one_expert_than_a_row_block():
+    """Also the launches: neither a sort nor a sum of their own."""
+    problem = make_problem(40, experts=6, hidden=64, width=32)
+    problem.ids[:, 0] = 5
+    out = torch.full_like(problem.x, float("nan"))
+    with emulate("gfx942") as driver:
+        experts(
+            problem.x, problem.ids, problem.gamma, **problem.weights, out=out, arch="gfx942",
+            plan=BY_EXPERT,
+        )  # fmt: skip
+    assert len(driver.records) == 2
+    assert_close(problem, out)
+
+
 def test_expert_parallel_rank_that_nobody_chose():
     problem = make_problem(20, experts=4, shared=0, hidden=64, width=32)
-    assert not run(problem, first_expert=100, plan=FOLDED).any()
-    assert not run(problem, first_expert=100, plan=BY_TOKEN).any()
+    for way in (FOLDED, BY_TOKEN, BY_EXPERT):
+        assert not run(problem, first_expert=100, plan=way).any()
 
 
-@pytest.mark.parametrize("way", [BY_TOKEN, FOLDED, SEPARATE], ids=["token", "folded", "separate"])
+@every_way
 def test_repeated_runs_are_bitwise_equal(way):
     problem = make_problem(12, experts=6, hidden=64, width=32)
     assert torch.equal(run(problem, plan=way), run(problem, plan=way))
 
 
-@pytest.mark.parametrize("way", [BY_TOKEN, FOLDED, SEPARATE], ids=["token", "folded", "separate"])
+@every_way
 def test_a_token_does_not_depend_on_its_neighbours(way):
     problem = make_problem(12, experts=6, hidden=64, width=32)
     alone = Problem(
@@ -152,7 +174,7 @@ def test_a_token_does_not_depend_on_its_neighbours(way):
     assert torch.equal(run(alone, plan=way)[0], run(problem, plan=way)[5])
 
 
-@pytest.mark.parametrize("way", [BY_TOKEN, FOLDED, SEPARATE], ids=["token", "folded", "separate"])
+@every_way
 def test_weights_beyond_32_bit_offsets(way, monkeypatch):
     """Both weights of the last experts lie past 2^31 elements; what is before them is never
     touched, nor resident. Weights beyond 2 GiB also get other code: no buffer loads."""
@@ -187,7 +209,7 @@ def test_weights_beyond_32_bit_offsets(way, monkeypatch):
 def test_nan_in_one_token_stays_there():
     problem = make_problem(12, experts=6, hidden=64, width=32)
     problem.x[3] = float("nan")
-    for way in (BY_TOKEN, FOLDED, SEPARATE):
+    for way in WAYS.values():
         finite = run(problem, plan=way).isfinite().all(1)
         assert not finite[3]
         assert finite[torch.arange(12) != 3].all()

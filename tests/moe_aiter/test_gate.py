@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,9 +11,9 @@ pytest.importorskip("triton")
 
 from gcn_emulator.triton_driver import emulate
 from moe_aiter import GateWorkspace, gate
-from moe_aiter.gate import ONE_LAUNCH_TOKENS
 from moe_aiter.problems import make_gate_problem
 from moe_aiter.reference import gate_reference, weigh
+from moe_aiter.tuning import ROUTER
 
 ARCHS = ("gfx942", "gfx950")
 SCALE = 2.5
@@ -125,7 +127,7 @@ def test_extreme_differences():
 
 
 def test_one_launch_of_few_tokens_then_two():
-    for tokens, launches in ((1, 1), (ONE_LAUNCH_TOKENS, 1), (ONE_LAUNCH_TOKENS + 1, 2)):
+    for tokens, launches in ((1, 1), (4, 1), (5, 2)):
         p = make_gate_problem(tokens, experts=8, hidden=64)
         workspace = GateWorkspace.allocate(torch.device("cpu"))
         with emulate("gfx942") as driver:
@@ -134,7 +136,30 @@ def test_one_launch_of_few_tokens_then_two():
                 workspace=workspace,
             )  # fmt: skip
         assert len(driver.records) == launches
-        assert workspace.ticket.item() == 0, "the kernel leaves the ticket as it found it"
+        assert not workspace.tickets.any(), "the kernel leaves the tickets as it found them"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("tail", "hidden"), [(4, 300), (16, 256)])
+def test_one_launch_of_several_token_blocks(arch, tail, hidden):
+    """The last program of each block of 16 tokens selects for them, `tail` at a time; a token does
+    not depend on the others, nor on how many launches there are."""
+    p = make_gate_problem(37, experts=20, hidden=hidden)
+    row = ROUTER.select(arch, tokens=16, bits=16, hidden=hidden, bulk=True)
+    sizes = {"BLOCK_M": 16, "SLICE": 128, "AHEAD": True}  # ahead only where slices are whole
+    one, two = (
+        replace(row, constexprs=row.constexprs | sizes | {"TAIL": tokens}) for tokens in (tail, 0)
+    )
+    workspace = GateWorkspace.allocate(torch.device("cpu"))
+    arguments = {"arch": arch, "workspace": workspace}
+    ids, weights = run(p.x, p.weight, p.bias, rows=(one, None), **arguments)
+    assert not workspace.tickets.any(), "the kernel leaves the tickets as it found them"
+    apart = run(p.x, p.weight, p.bias, rows=(two, None), **arguments)
+    assert torch.equal(ids, apart[0])
+    torch.testing.assert_close(weights, apart[1], rtol=1e-6, atol=0)
+    part = run(p.x[20:23], p.weight, p.bias, rows=(one, None), **arguments)
+    assert torch.equal(part[0], ids[20:23])
+    assert torch.equal(part[1], weights[20:23])
 
 
 def test_capture_of_ids_in_a_replay_buffer():

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
 from bench.moe.gate import check, layer_passes, small_cases
-from bench.moe.problems import SHARED, make_layer, make_weights
-from moe_aiter import experts
-from moe_aiter.problems import make_problem
+from bench.moe.problems import EXPERTS, SHARED, TOP_K, make_layer, make_weights
+from moe_aiter import experts, gate
+from moe_aiter.problems import make_gate_problem, make_problem
+from moe_aiter.reference import gate_reference, weigh
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,3 +94,23 @@ def test_a_range_of_experts_with_many_rows(tokens, first, shared):
         return
     passed, error, budget = check(got, want, eager)
     assert passed, f"error {error:.2g}, eager {budget:.2g}"
+
+
+@pytest.mark.parametrize("tokens", [600, 2049, 4097, 8192, 8200])
+def test_gate_of_a_prompt(tokens):
+    """At the width of the model, one slice of the depth or several, ragged token blocks."""
+    p = make_gate_problem(tokens, experts=EXPERTS, hidden=6144, device="cuda")
+    arguments = (p.x, p.weight, p.bias, p.global_scale)
+    out = torch.full((tokens, TOP_K + SHARED), float("nan"), device="cuda")
+    ids, weights = gate(*arguments, top_k=TOP_K, route_scale=8.0, weights_out=out)
+    want_ids, _ = gate_reference(*arguments, top_k=TOP_K, route_scale=8.0)
+    # Scores closer than fp32 rounding may swap places.
+    assert float((ids == want_ids).float().mean()) > 0.999
+    logits = F.linear(p.x.double(), p.weight.double())
+    want = weigh(logits, ids, EXPERTS, 8.0 * p.global_scale.double())
+    # One chain of fp32 additions over the depth.
+    chain = torch.finfo(torch.float32).eps * 6144**0.5
+    assert float((weights.double() - want).norm() / want.norm()) < chain
+    again = gate(*arguments, top_k=TOP_K, route_scale=8.0)
+    assert torch.equal(ids, again[0])
+    assert torch.equal(weights, again[1])
