@@ -20,6 +20,7 @@ from torch import Tensor
 from bench.moe.timing import time_calls
 from bench.rows import result_row
 from inkling_rocm.kernels.linear import linear
+from inkling_rocm.kernels.linear_tuning import TILES, VECTOR, WHOLE
 from kernel_base.arch import arch_of_device
 from kernel_base.tuning import TuningRow
 
@@ -34,21 +35,35 @@ def vector_configs(depth: int) -> Iterator[tuple[dict, dict]]:
             yield {"BLOCK_N": n, "BLOCK_K": k}, {"num_warps": warps}
 
 
-def tile_configs(tokens: int) -> Iterator[tuple[dict, dict]]:
+def tile_configs(tokens: int, depth: int) -> Iterator[tuple[dict, dict]]:
+    """Tiles over the whole depth or a slice of it; weights loaded step by step, or all before the
+    input is waited for."""
     m = max(triton.next_power_of_2(tokens), 16)
-    for n, k, warps, stages in product((16, 32), (128, 256, 512), (2, 4), (3, 4)):
-        shared = stages * 2 * k * (m + n)
-        if 32 * 1024 <= shared <= 200 * 1024:
-            yield (
-                {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k},
-                {"num_warps": warps, "num_stages": stages},
-            )
+    slices = (WHOLE,) if depth <= 1024 else (1024, 1536, 3072, WHOLE)
+    for n, k, depth_of_one in product((16, 32, 64), (64, 128, 256, 512), slices):
+        sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": depth_of_one}
+        own = min(depth_of_one, depth)
+        if n * own * 2 <= 128 * 1024 and own <= 8 * k:
+            for warps in (4, 8):
+                yield {**sizes, "AHEAD": True}, {"num_warps": warps, "num_stages": 2}
+        for warps, stages in product((2, 4, 8), (3, 4, 6)):
+            shared = stages * 2 * k * (m + n)
+            if 32 * 1024 <= shared <= 200 * 1024 and m * n >= 128 * warps:
+                yield sizes, {"num_warps": warps, "num_stages": stages}
 
 
-def candidates(arch: str, depth: int, tokens: int) -> Iterator[TuningRow | None]:
+def candidates(
+    arch: str, columns: int, depth: int, tokens: int, only_table: bool
+) -> Iterator[TuningRow | None]:
     """None stands for torch."""
     yield None
-    for constexprs, options in vector_configs(depth) if tokens == 1 else tile_configs(tokens):
+    if only_table:
+        table = VECTOR if tokens == 1 else TILES
+        yield table.select(arch, tokens=tokens, bits=16, depth=depth, columns=columns)
+        return
+    for constexprs, options in (
+        vector_configs(depth) if tokens == 1 else tile_configs(tokens, depth)
+    ):
         yield TuningRow(
             arch=arch, constexprs=constexprs, options=options, evidence="guess", source="candidate"
         )
@@ -58,9 +73,9 @@ def product_of(x: Tensor, w: Tensor, arch: str, row: TuningRow | None) -> Tensor
     return torch.nn.functional.linear(x, w) if row is None else linear(x, w, arch=arch, row=row)
 
 
-def tune(tokens: list[int], out: str | None) -> None:
-    """Append a row for each configuration, and one for torch, to the file `out`; None = only
-    compile, which several processes may do at once."""
+def tune(tokens: list[int], out: str | None, only_table: bool) -> None:
+    """Append a row for each configuration (or the table's alone), and one for torch, to the file
+    `out`; None = only compile, which several processes may do at once."""
     arch, device = arch_of_device("cuda:0").name, torch.cuda.get_device_name()
     for (columns, depth), count in product(SHAPES, tokens):
         shape = (WEIGHT_SETS, columns, depth)
@@ -68,7 +83,7 @@ def tune(tokens: list[int], out: str | None) -> None:
         x = torch.randn(count, depth, device="cuda", dtype=torch.bfloat16)
         exact = x.double() @ weights[0].double().t()
         floor = columns * depth * 2 / COPY_RATE * 1e6
-        for row in candidates(arch, depth, count):
+        for row in candidates(arch, columns, depth, count, only_table):
             how = {} if row is None else row.launch_kwargs()
             try:
                 got = product_of(x, weights[0], arch, row)
@@ -101,5 +116,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", help="where rows go; without it everything is only compiled")
     parser.add_argument("--tokens", default="1,8,32,64")
+    parser.add_argument("--only-table", action="store_true", help="the table's rows, no sweep")
     options = parser.parse_args()
-    tune([int(n) for n in options.tokens.split(",")], options.out)
+    tune([int(n) for n in options.tokens.split(",")], options.out, options.only_table)

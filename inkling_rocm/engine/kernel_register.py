@@ -16,7 +16,7 @@ from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.engine.sampler import SampleRow, sample
 from inkling_rocm.engine.speculative.verification_register import ENTRIES as VERIFICATION_ENTRIES
 from inkling_rocm.kernels.linear import linear
-from inkling_rocm.kernels.linear_tuning import TILES, VECTOR
+from inkling_rocm.kernels.linear_tuning import TILES, VECTOR, WHOLE
 from inkling_rocm.kernels.lm_head import local_logits
 from inkling_rocm.kernels.lm_head_tuning import LM_HEAD
 from inkling_rocm.kernels.sampling import sample_rows
@@ -97,7 +97,10 @@ def _linear(arch: str, row: TuningRow, device: torch.device) -> list[Outcome]:
     dtype = torch.float32 if row.when["bits"] == 32 else torch.bfloat16
     block_n, block_k = int(row.constexprs["BLOCK_N"]), int(row.constexprs["BLOCK_K"])
     tokens = max(int(row.constexprs.get("BLOCK_M", 4)) - 3, 1)
-    columns, depth = block_n + 5, 2 * block_k + 16
+    split = row.constexprs.get("SLICE")
+    # Past one slice, where a row has slices.
+    depth = (2 * block_k if split in (None, WHOLE) else int(split)) + 16
+    columns = block_n + 5
     x = torch.randn(tokens, depth, generator=generator).to(device, dtype)
     w = (torch.randn(columns, depth, generator=generator) / 8).to(device, dtype)
     out = torch.full((tokens, columns), float("nan"), device=device, dtype=dtype)
@@ -144,7 +147,7 @@ ENTRIES = (
         )
         for table, kernel in (
             (VECTOR, "inkling_rocm.kernels.linear:_linear_vector_kernel"),
-            (TILES, "inkling_rocm.kernels.lm_head:_lm_head_kernel"),
+            (TILES, "inkling_rocm.kernels.linear:_linear_tiles_kernel"),
         )
     ),
     *VERIFICATION_ENTRIES,

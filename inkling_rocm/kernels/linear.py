@@ -1,14 +1,15 @@
 """linear of few tokens in one launch: y = x W^T, every weight read once.
 
-Libraries split such a product along its depth to fill the GPU, and add the parts in a second
-launch. Here a program owns BLOCK_N output columns over the whole depth. One token: rows of W times
-the token, elementwise, added up at the end; there are as many loads in flight as a program has
-registers for. A few more: the tiles of kernels/lm_head.py.
+One token: a program owns BLOCK_N rows of W over the whole depth and multiplies them with the token
+elementwise, added up at the end; there are as many loads in flight as a program has registers for.
+
+More: tiles, with the depth split over programs where the columns are too few to fill the GPU. The
+program of a tile that ends last (an integer ticket) adds the slices' fp32 sums in their
+order, where libraries need a second launch. Which one that is does not show in the result.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,36 +18,111 @@ import triton.language as tl
 from torch import Tensor
 
 from inkling_rocm.kernels.linear_tuning import TILES, VECTOR
-from inkling_rocm.kernels.lm_head import _lm_head_kernel
 from inkling_rocm.ops.linear import linear as linear_reference
 from inkling_rocm.ops.registry import OpContext
-from kernel_base.tuning import TuningRow
+from kernel_base.device import await_previous, drain_stores, let_next_start
+from kernel_base.tuning import TuningRow, dependent
 
-# Above this a library's product is faster by more than the second launch costs (H200).
-MAX_TOKENS = 16
+# Above this a library's product is faster by more than the second launch costs.
+MAX_TOKENS = 128
+# Above FEW_TOKENS a library's product of a depth this short is one launch too, and faster (H200).
+FEW_TOKENS, SHORT_DEPTH = 16, 1024
+# Most tiles of a split product.
+TICKETS = 4096
 
 
 @triton.jit
 def _linear_vector_kernel(
-    out_ptr, x_ptr, w_ptr, columns, DEPTH: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    out_ptr, x_ptr, w_ptr, columns, DEPTH: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
     rows = w_ptr + tl.minimum(n, columns - 1)[:, None].to(tl.int64) * DEPTH
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    weights = ()
     for start in tl.static_range(0, DEPTH, BLOCK_K):
         if start + BLOCK_K <= DEPTH:
-            x = tl.load(x_ptr + start + k)
             w = tl.load(rows + (start + k)[None, :])
         else:
-            mask = start + k < DEPTH
-            x = tl.load(x_ptr + start + k, mask=mask, other=0.0)
-            w = tl.load(rows + (start + k)[None, :], mask=mask[None, :], other=0.0)
-        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
+            w = tl.load(rows + (start + k)[None, :], mask=(start + k < DEPTH)[None, :], other=0.0)
+        weights = weights + (w,)  # type: ignore[assignment]  # noqa: RUF005
+    # The weights are on their way before the launch that writes x has ended.
+    await_previous(DEPENDENT)
+    let_next_start(DEPENDENT)
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for step in tl.static_range(len(weights)):
+        at = step * BLOCK_K + k
+        if (step + 1) * BLOCK_K <= DEPTH:
+            x = tl.load(x_ptr + at)
+        else:
+            x = tl.load(x_ptr + at, mask=at < DEPTH, other=0.0)
+        acc += weights[step].to(tl.float32) * x.to(tl.float32)[None, :]
     y = tl.sum(acc, 1)
     tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < columns)
+
+
+@triton.jit(do_not_specialize=("tokens",))
+def _linear_tiles_kernel(
+    out_ptr, partial_ptr, tickets_ptr, x_ptr, w_ptr, tokens, columns, depth, stride_x, stride_out,
+    SLICES: tl.constexpr, EVEN_K: tl.constexpr, AMD: tl.constexpr, DEPENDENT: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    first = tl.program_id(1) * SLICE
+    mask_t = (t < tokens)[:, None]
+    mask = mask_t & (n < columns)[None, :]
+    x_ptrs = x_ptr + first + t[:, None].to(tl.int64) * stride_x + k[None, :]
+    # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
+    rows = tl.minimum(n, columns - 1)[None, :].to(tl.int64)
+    w_ptrs = w_ptr + first + rows * depth + k[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    weights = ()
+    if AHEAD:  # all of the program's weights are on their way before x is waited for
+        for start in tl.static_range(0, SLICE, BLOCK_K):
+            weights = weights + (tl.load(w_ptrs + start),)  # type: ignore[assignment]  # noqa: RUF005
+    await_previous(DEPENDENT)
+    let_next_start(DEPENDENT)
+    for step in tl.static_range(len(weights)):
+        x = tl.load(x_ptrs + step * BLOCK_K, mask=mask_t, other=0.0)
+        acc = tl.dot(x, weights[step], acc, input_precision="ieee")
+    for start in range(0, 0 if AHEAD else tl.minimum(SLICE, depth - first), BLOCK_K):
+        if EVEN_K:
+            x = tl.load(x_ptrs + start, mask=mask_t, other=0.0)
+            w = tl.load(w_ptrs + start)
+        else:
+            mask_k = k < depth - first - start
+            x = tl.load(x_ptrs + start, mask=mask_t & mask_k[None, :], other=0.0)
+            w = tl.load(w_ptrs + start, mask=mask_k[:, None], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    if SLICES > 1:
+        at = t[:, None] * columns + n[None, :]
+        tl.store(partial_ptr + tl.program_id(1) * tokens * columns + at, acc, mask=mask)
+        # Every wave's stores must be out before the ticket is drawn.
+        drain_stores(t, AMD)
+        tl.debug_barrier()
+        tickets_ptr += tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        ticket = tl.atomic_add(tickets_ptr, 1, sem="acq_rel", scope="gpu")
+        if ticket < SLICES - 1:
+            return
+        tl.debug_barrier()
+        tl.store(tickets_ptr, 0)
+        # The programs that wrote these ran on other compute units: read past this one's L1.
+        acc = tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+        for _ in tl.static_range(1, SLICES):
+            partial_ptr += tokens * columns
+            acc += tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+    out_ptrs = out_ptr + t[:, None].to(tl.int64) * stride_out + n[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def make_tickets(device: torch.device) -> Tensor:
+    """What `linear` counts in. Calls that share it must be ordered on one stream; a captured graph
+    must keep it alive."""
+    return torch.zeros(TICKETS, dtype=torch.int32, device=device)
 
 
 def linear(
@@ -56,11 +132,14 @@ def linear(
     arch: str,
     row: TuningRow | None = None,
     out: Tensor | None = None,
+    tickets: Tensor | None = None,
 ) -> Tensor:
     """The contract of `inkling_rocm.ops.linear` for at most MAX_TOKENS tokens; no host
     synchronisation, capturable.
 
-    Args:   x_TN: N contiguous. weight_MN: contiguous. row: launch configuration to force.
+    Args:
+        x_TN: N contiguous. weight_MN: contiguous. row: launch configuration to force.
+        tickets: see make_tickets; None makes some where they are needed.
     Raises: ValueError: an argument does not fit, or there is no tuning row for arch.
     """
     (T, N), M = x_TN.shape, weight_MN.shape[0]
@@ -76,29 +155,49 @@ def linear(
         )
     if out is None:
         out = torch.empty(T, M, dtype=x_TN.dtype, device=x_TN.device)
-    facts = {"tokens": T, "bits": x_TN.element_size() * 8, "depth": N}
+    facts = {"tokens": T, "bits": x_TN.element_size() * 8, "depth": N, "columns": M}
     if T == 1:
         row = row or VECTOR.select(arch, **facts)
         _linear_vector_kernel[(triton.cdiv(M, row.constexprs["BLOCK_N"]),)](
-            out, x_TN, weight_MN, M, DEPTH=N, **row.launch_kwargs()
+            out, x_TN, weight_MN, M, DEPTH=N, DEPENDENT=dependent(row), **row.launch_kwargs()
         )
     elif T > 1:
         row = row or TILES.select(arch, **facts)
         c: dict[str, Any] = dict(row.constexprs)
-        _lm_head_kernel[(triton.cdiv(M, c["BLOCK_N"]),)](
-            out, x_TN, weight_MN, T, M, N, 1.0, x_TN.stride(0), out.stride(0),
-            EVEN_K=N % c["BLOCK_K"] == 0, DIVIDE=False, **row.launch_kwargs(),
+        tiles, blocks = triton.cdiv(M, c["BLOCK_N"]), triton.cdiv(T, c["BLOCK_M"])
+        # A slice longer than the depth is the whole depth; so is one of too many tiles.
+        if tiles * blocks > TICKETS or c["SLICE"] > N:
+            c["SLICE"] = triton.cdiv(N, c["BLOCK_K"]) * c["BLOCK_K"]
+        slices = triton.cdiv(N, c["SLICE"])
+        even = N % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0
+        c["AHEAD"] = even and bool(c.get("AHEAD"))
+        partial = None
+        if slices > 1:
+            partial = torch.empty(slices, T, M, dtype=torch.float32, device=x_TN.device)
+            tickets = make_tickets(x_TN.device) if tickets is None else tickets
+        _linear_tiles_kernel[(tiles, slices, blocks)](
+            out, partial, tickets, x_TN, weight_MN, T, M, N, x_TN.stride(0), out.stride(0),
+            SLICES=slices, EVEN_K=even,
+            AMD=arch.startswith("gfx"), DEPENDENT=dependent(row), **c, **row.options,
         )  # fmt: skip
     return out
 
 
-def make_linear(context: OpContext):
-    """The op of one engine."""
-    return partial(_few_or_many, arch=context.arch.name)
+class Linear:
+    """The op of one engine: the contract of `inkling_rocm.ops.linear`."""
+
+    def __init__(self, context: OpContext):
+        self._arch = context.arch.name
+        self._tickets: Tensor | None = None
+
+    def __call__(self, x_TN: Tensor, weight_MN: Tensor) -> Tensor:
+        tokens, depth = x_TN.shape
+        if tokens > MAX_TOKENS or (tokens > FEW_TOKENS and depth <= SHORT_DEPTH):
+            return linear_reference(x_TN, weight_MN)
+        if self._tickets is None and not _capturing(x_TN.device):
+            self._tickets = make_tickets(x_TN.device)
+        return linear(x_TN, weight_MN, arch=self._arch, tickets=self._tickets)
 
 
-def _few_or_many(x_TN: Tensor, weight_MN: Tensor, *, arch: str) -> Tensor:
-    """The contract of `inkling_rocm.ops.linear`."""
-    if x_TN.shape[0] > MAX_TOKENS:
-        return linear_reference(x_TN, weight_MN)
-    return linear(x_TN, weight_MN, arch=arch)
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -13,6 +13,9 @@ from kernel_base.tuning import TuningRow, TuningTable
 _GUESS = "starting point: bytes in flight on every multiprocessor, registers; not timed"
 _MEASURED = "bench/results/linear_tuning_h200_2026-11-30.jsonl"
 
+# A slice as long as any depth.
+WHOLE = 1 << 20
+
 
 def _row(arch, when, constexprs, options, measured=False) -> TuningRow:
     return TuningRow(
@@ -44,24 +47,36 @@ def _vector_rows():
 
 def _tile_rows():
     for arch in ("gfx942", "gfx950"):
-        for tile, bits in (((16, 32, 64), 32), ((16, 16, 256), 16)):
-            stages = 1 if bits == 32 and arch == "gfx950" else 2
-            options = {"num_warps": 4, "num_stages": stages, "matrix_instr_nonkdim": 16}
-            yield _tile_row(arch, bits, None, tile, options)
+        one = {"num_warps": 4, "num_stages": 1 if arch == "gfx950" else 2}
+        two = {"num_warps": 4, "num_stages": 2}
+        for bits, tokens, depth, tile, options in (
+            (32, None, None, (16, 32, 64, 512), one),
+            (16, 16, 1024, (16, 16, 256, WHOLE), two),
+            (16, 16, None, (16, 32, 128, 1536), two),
+            (16, 64, None, (64, 64, 64, 1536), two),
+            (16, None, None, (128, 64, 64, 1536), two),
+        ):
+            yield _tile_row(
+                arch, bits, tokens, depth, tile, {**options, "matrix_instr_nonkdim": 16}
+            )
     for arch in ("sm80", "sm90", "sm100"):
-        for bits, depth, tile, warps, stages in (
-            (32, None, (16, 32, 64), 4, 3),
-            (16, 1024, (16, 16, 128), 2, 4),
-            (16, None, (16, 16, 512), 2, 4),
+        for bits, tokens, depth, tile, warps, stages in (
+            (32, None, None, (16, 32, 64, 512), 4, 3),
+            (16, 16, 1024, (16, 16, 128, WHOLE), 2, 4),
+            (16, 16, None, (16, 32, 128, 1536), 4, 4),
+            (16, 32, None, (32, 32, 128, 1536), 4, 4),
+            (16, 64, None, (64, 64, 64, 1536), 4, 6),
+            (16, None, None, (128, 64, 64, 1536), 8, 4),
         ):
             options = {"num_warps": warps, "num_stages": stages}
-            yield _tile_row(arch, bits, depth, tile, options, arch == "sm90" and bits == 16)
+            measured = arch == "sm90" and bits == 16
+            yield _tile_row(arch, bits, tokens, depth, tile, options, measured)
 
 
-def _tile_row(arch, bits, depth, tile, options, measured=False) -> TuningRow:
-    m, n, k = tile
-    when = {"bits": bits, "depth": (None, depth)}
-    return _row(arch, when, {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, options, measured)
+def _tile_row(arch, bits, tokens, depth, tile, options, measured=False) -> TuningRow:
+    when = {"bits": bits, "tokens": (None, tokens), "depth": (None, depth)}
+    sizes = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "SLICE"), tile, strict=True))
+    return _row(arch, when, sizes, options, measured)
 
 
 VECTOR = TuningTable("inkling_rocm.linear_vector", tuple(_vector_rows()))

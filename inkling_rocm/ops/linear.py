@@ -19,7 +19,7 @@ def linear(x_TN: Tensor, weight_MN: Tensor) -> Tensor:
 VARIANTS = (
     Variant(
         name="triton",
-        function="inkling_rocm.kernels.linear:make_linear",
+        function="inkling_rocm.kernels.linear:Linear",
         per_engine=True,
         supports=triton_support.layer,
     ),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from gcn_emulator.triton_driver import emulate
-from inkling_rocm.kernels.linear import MAX_TOKENS, linear, make_linear
+from inkling_rocm.kernels.linear import MAX_TOKENS, Linear, linear, make_tickets
+from inkling_rocm.kernels.linear_tuning import TILES
 from inkling_rocm.ops.registry import OpContext
 from kernel_base.arch import arch_of_device
 
@@ -44,6 +47,27 @@ def test_against_float64(arch, tokens, dtype):
     assert within_budget(got, x, w)
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["loop", "weights ahead"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_slices_of_the_depth_in_one_launch(arch, dtype, ahead):
+    """Two token blocks, three slices, the last one short where it may be. A row does not depend on
+    the others."""
+    depth = 768 if ahead else 600
+    row = TILES.select(arch, tokens=21, bits=dtype.itemsize * 8, depth=depth, columns=61)
+    sizes = {"BLOCK_M": 16, "SLICE": 256, "AHEAD": ahead}
+    row = replace(row, constexprs=row.constexprs | sizes)
+    x, w = problem(21, 61, depth, dtype)
+    tickets = make_tickets(x.device)
+    with emulate(arch) as driver:
+        got = linear(x, w, arch=arch, row=row, tickets=tickets)
+        part = linear(x[3:7], w, arch=arch, row=row, tickets=tickets)
+    assert [record.name for record in driver.records] == ["_linear_tiles_kernel"] * 2
+    assert not tickets.any(), "the kernel leaves the tickets as it found them"
+    assert within_budget(got, x, w)
+    assert torch.equal(part, got[3:7])
+
+
 def test_the_budget_sees_a_dropped_column():
     x, w = problem(3, 40, 64, torch.bfloat16)
     dropped = w.clone()
@@ -62,13 +86,13 @@ def test_wrong_arguments_are_named():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("tokens", [1, 2, 8, 16, 17])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 16, 17, 33, 100, 128, 129])
 @pytest.mark.parametrize(("columns", "depth"), [(1664, 6144), (6144, 1024), (4096, 4096)])
 def test_sizes_of_the_layers(columns, depth, tokens, dtype):
     device = torch.device("cuda")
     arch = arch_of_device(device)
     x, w = problem(tokens, columns, depth, dtype, device)
-    op = make_linear(OpContext(config=None, arch=arch, dtype="", tp_size=1))
+    op = Linear(OpContext(config=None, arch=arch, dtype="", tp_size=1))
     got = op(x, w)
     assert within_budget(got, x, w)
     assert torch.equal(got, op(x, w))
