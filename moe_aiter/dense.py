@@ -10,7 +10,7 @@ from moe_aiter.checks import check_rows, check_weight, request_arch, require
 from moe_aiter.tokens import experts_by_token
 
 # On an H200 the library's down product is the faster from so many tokens on (docs/moe.md).
-LIBRARY_FROM = 512
+LIBRARY_FROM = 128
 
 
 def by_library(arch: Arch, tokens: int, dtype: torch.dtype, device: torch.device) -> bool:

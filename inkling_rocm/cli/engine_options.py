@@ -41,7 +41,7 @@ CudaGraphBs = Annotated[
 CudaGraphMaxBsPrefill = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens of a prompt step with a graph, more than 16; default: 512. With "
+        help="Most tokens of a prompt step with a graph, more than 16; default: 1024. With "
         "speculation no prompt step has one."
     ),
 ]

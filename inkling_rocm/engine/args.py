@@ -38,7 +38,7 @@ class EngineArgs:
         disable_cuda_graph: run every step kernel by kernel, prompt steps too.
         cuda_graph_max_bs: largest decode batch that gets a graph; None = max_running_requests.
         cuda_graph_bs: the batch sizes that get one, instead of the usual ones up to the largest.
-        cuda_graph_max_bs_prefill: most tokens of a prompt step that runs from a graph; None = 512,
+        cuda_graph_max_bs_prefill: most tokens of a prompt step that runs from a graph; None = 1024,
             where any step does. disable_prefill_cuda_graph: run every prompt step kernel by kernel,
             as with speculation.
         disable_radix_cache: compute every prompt whole, see docs/prefix_cache.md.

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # Of a bucket: rows, or tokens and rows, or rows and drafts.
 Size = TypeVar("Size", int, tuple[int, int])
 SHORT_ROW = 16  # the most tokens of a row that is verified (ops/rel_attention_triton.py)
-SMALLEST_PROMPT, LARGEST_PROMPT = 32, 512  # tokens; the latter unless told otherwise
+SMALLEST_PROMPT, LARGEST_PROMPT = 32, 1024  # tokens; the latter unless told otherwise
 SMALL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)
 BUCKET_STEP = 16
 

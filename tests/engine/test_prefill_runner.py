@@ -120,7 +120,7 @@ def test_captured_sizes():
     def sizes(chunk=8192, **args):
         return captured_prompts(EngineArgs(model_path="x", **args), chunk=chunk, max_running=4)
 
-    assert sizes() == (32, 64, 128, 256, 512)
+    assert sizes() == (32, 64, 128, 256, 512, 1024)
     assert sizes(cuda_graph_max_bs_prefill=100) == (32, 64, 100)
     assert sizes(cuda_graph_max_bs_prefill=24) == (24,)
     assert sizes(cuda_graph_max_bs_prefill=3000) == (32, 64, 128, 256, 512, 1024, 2048, 3000)
