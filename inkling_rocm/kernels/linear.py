@@ -23,10 +23,11 @@ from inkling_rocm.ops.registry import OpContext
 from kernel_base.device import await_previous, drain_stores, let_next_start
 from kernel_base.tuning import TuningRow, dependent
 
-# Above this a library's product is faster by more than the second launch costs.
-MAX_TOKENS = 128
-# Above FEW_TOKENS a library's product of a depth this short is one launch too, and faster (H200).
-FEW_TOKENS, SHORT_DEPTH = 16, 1024
+# Above FEW_TOKENS a library's product is as fast or faster (H200). But where the columns are few it
+# splits the depth and takes a second launch; up to MAX_TOKENS this one takes the place of both,
+# unless the depth is so short that nobody splits it.
+FEW_TOKENS, MAX_TOKENS = 16, 128
+FEW_COLUMNS, SHORT_DEPTH = 2048, 1024
 # Most tiles of a split product.
 TICKETS = 4096
 
@@ -191,8 +192,9 @@ class Linear:
         self._tickets: Tensor | None = None
 
     def __call__(self, x_TN: Tensor, weight_MN: Tensor) -> Tensor:
-        tokens, depth = x_TN.shape
-        if tokens > MAX_TOKENS or (tokens > FEW_TOKENS and depth <= SHORT_DEPTH):
+        (tokens, depth), columns = x_TN.shape, weight_MN.shape[0]
+        splits = columns <= FEW_COLUMNS and depth > SHORT_DEPTH
+        if tokens > (MAX_TOKENS if splits else FEW_TOKENS):
             return linear_reference(x_TN, weight_MN)
         if self._tickets is None and not _capturing(x_TN.device):
             self._tickets = make_tickets(x_TN.device)

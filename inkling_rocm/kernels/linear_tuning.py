@@ -66,7 +66,7 @@ def _tile_rows():
             (16, 16, None, (16, 32, 128, 1536), 4, 4),
             (16, 32, None, (32, 32, 128, 1536), 4, 4),
             (16, 64, None, (64, 64, 64, 1536), 4, 6),
-            (16, None, None, (128, 64, 64, 1536), 8, 4),
+            (16, None, None, (128, 64, 64, 1536), 8, 6),
         ):
             options = {"num_warps": warps, "num_stages": stages}
             measured = arch == "sm90" and bits == 16

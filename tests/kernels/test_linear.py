@@ -13,7 +13,7 @@ from gcn_emulator.triton_driver import emulate
 from inkling_rocm.kernels.linear import MAX_TOKENS, Linear, linear, make_tickets
 from inkling_rocm.kernels.linear_tuning import TILES
 from inkling_rocm.ops.registry import OpContext
-from kernel_base.arch import arch_of_device
+from kernel_base.arch import arch_named, arch_of_device
 
 
 def problem(tokens, columns, depth, dtype, device="cpu"):
@@ -82,6 +82,18 @@ def test_wrong_arguments_are_named():
         linear(x, w[:, :32], arch="gfx942")
     with pytest.raises(ValueError, match="at most"):
         linear(torch.zeros(MAX_TOKENS + 1, 64), w, arch="gfx942")
+
+
+def test_which_products_are_the_librarys():
+    """Above 16 tokens: those of many columns, which fill a GPU, and those of a short depth."""
+    op = Linear(OpContext(config=None, arch=arch_named("gfx942"), dtype="", tp_size=1))
+    launched = {}
+    for tokens, columns, depth in ((17, 40, 1032), (17, 40, 64), (17, 2056, 1032), (16, 40, 64)):
+        x, w = problem(tokens, columns, depth, torch.bfloat16)
+        with emulate("gfx942") as driver:
+            assert within_budget(op(x, w), x, w)
+        launched[tokens, columns, depth] = len(driver.records)
+    assert list(launched.values()) == [1, 0, 0, 1]
 
 
 @pytest.mark.gpu
