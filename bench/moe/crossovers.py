@@ -1,14 +1,13 @@
 """Where one way through gets faster than another: `python -m bench.moe.crossovers OUT.jsonl`.
 
 Times every way of `moe_aiter.tuning.PLAN` (unsorted; shared experts folded in; shared experts
-apart) and both ways of sorting over the number of tokens. The bounds go into moe_aiter/tuning.py by
-hand.
+apart) and the ways of sorting over the number of tokens; each must agree with the first. The bounds
+go into moe_aiter/tuning.py by hand.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 
 import torch
 
@@ -16,6 +15,7 @@ from bench.moe.problems import EXPERTS, MODELS, ROUTINGS, SHARED, TOP_K, make_la
 from bench.moe.problems import routing as make_routing
 from bench.moe.timing import time_calls
 from bench.moe.tune import FAILURES, row
+from bench.rows import Rows
 from kernel_base.arch import arch_of_device
 from kernel_base.tuning import TuningRow
 from moe_aiter import experts
@@ -24,7 +24,9 @@ from moe_aiter.register import sort_reference
 from moe_aiter.routing import sort_choices
 from moe_aiter.tokens import MAX_CHOICES
 
-TOKENS = (4, 8, 16, 20, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+TOKENS = (
+    4, 8, 10, 12, 14, 16, 20, 24, 32, 64, 128, 256, 320, 400, 512, 1024, 2048, 3072, 4096, 8192
+)  # fmt: skip
 EVERY, NEVER = 1 << 30, -1
 
 
@@ -39,7 +41,7 @@ def plan(arch: str, by_token_choices: int, fold_rows: int, by_expert_choices: in
 
 
 def ways(model: str, weights: dict, tokens: int, arch: str) -> dict:
-    """Time of each way, by name; a way that fails has its message."""
+    """Time of each way, by name; one that fails, or disagrees with the first, has a message."""
     layer = make_layer(model, tokens, weights, shared=SHARED)
     plans = {"folded": plan(arch, 0, EVERY), "separate": plan(arch, 0, NEVER)}
     if tokens * TOP_K <= MAX_CHOICES:
@@ -47,6 +49,7 @@ def ways(model: str, weights: dict, tokens: int, arch: str) -> dict:
     if tokens * TOP_K <= MOST_LOOKED_UP:
         plans["by_expert"] = plan(arch, 0, NEVER, MOST_LOOKED_UP)
     found: dict = {}
+    first = None
     for name, way in plans.items():
 
         def run(index, way=way):
@@ -54,7 +57,13 @@ def ways(model: str, weights: dict, tokens: int, arch: str) -> dict:
             return experts(call.x, call.ids, call.gamma, **call.weights, plan=way)
 
         try:
-            found[f"{name}_us"] = time_calls(run, ROUTINGS, repeats=7)["p50_us"]
+            out = run(0).float()
+            first = out if first is None else first
+            off = float((out - first).norm() / first.norm())
+            if not off <= 0.02:  # a NaN is no agreement
+                found[f"{name}_message"] = f"differs by {off:.2g} from the first way"
+                continue
+            found[f"{name}_us"] = time_calls(run, ROUTINGS, repeats=7, steady=True)["p50_us"]
         except FAILURES as problem:
             found[f"{name}_message"] = repr(problem)[:200]
     return found
@@ -68,7 +77,7 @@ def sorts(tokens: int) -> dict:
     found: dict = {}
     for launches, chunk, warps in (
         (1, 256, 4), (1, 1024, 4), (1, 2048, 8), (1, 4096, 8), (2, 128, 4), (2, 256, 4),
-        (2, 256, 8), (2, 512, 4),
+        (2, 256, 8), (2, 512, 4), (3, 64, 4), (3, 128, 4),
     ):  # fmt: skip
         config = row(arch.name, {"LAUNCHES": launches, "BLOCK_P": chunk}, warps, 1)
 
@@ -92,19 +101,15 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
     options = parser.parse_args()
     arch = arch_of_device("cuda:0").name
-
-    def add(record: dict) -> None:
-        with open(options.out, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        print(record, flush=True)
-
+    rows = Rows(options.out, device=torch.cuda.get_device_name(), arch=arch)
     for tokens in options.tokens:
-        add({"table": "sort", "tokens": tokens, **sorts(tokens)})
+        rows.add("moe.sort", f"T={tokens}", "pass", **sorts(tokens))
     for model in options.model:
         weights = make_weights(model)
         for tokens in options.tokens:
-            found = ways(model, weights, tokens, arch)
-            add({"table": "plan", "model": model, "tokens": tokens, **found})
+            rows.add(
+                "moe.plan", f"{model} T={tokens}", "pass", **ways(model, weights, tokens, arch)
+            )
             torch.cuda.empty_cache()
 
 

@@ -53,6 +53,16 @@ def routing(tokens: int, seed: int, device) -> torch.Tensor:
     return draw.argsort(-1)[:, :TOP_K].int().contiguous()
 
 
+def skewed_routing(tokens: int, seed: int, device) -> torch.Tensor:
+    """The router's choice with unit-variance logits and a selection bias of deviation 0.05, one for
+    all seeds: some experts get three times the mean, others next to nothing."""
+    bias = torch.rand(EXPERTS, device=device, generator=torch.Generator(device).manual_seed(0))
+    generator = torch.Generator(device).manual_seed(2000 + seed)
+    score = torch.randn(tokens, EXPERTS, device=device, generator=generator).sigmoid()
+    score += (2 * bias - 1) * 0.05 * 3**0.5
+    return score.topk(TOP_K, dim=-1).indices.int().contiguous()
+
+
 def make_weights(model: str, device="cuda") -> dict[str, torch.Tensor]:
     """Random weights of one layer (3.6 GB for Inkling at TP8)."""
     hidden, width = MODELS[model]
@@ -61,8 +71,11 @@ def make_weights(model: str, device="cuda") -> dict[str, torch.Tensor]:
     ).weights
 
 
-def make_layer(model: str, tokens: int, weights: dict[str, torch.Tensor], shared: int) -> Layer:
+def make_layer(
+    model: str, tokens: int, weights: dict[str, torch.Tensor], shared: int, *, skewed: bool = False
+) -> Layer:
     """`ROUTINGS` calls; shared = 0 leaves the shared experts out (the routed experts alone)."""
+    choose = skewed_routing if skewed else routing
     hidden, _ = MODELS[model]
     device = weights["w13"].device
     copies = []
@@ -75,5 +88,6 @@ def make_layer(model: str, tokens: int, weights: dict[str, torch.Tensor], shared
         gamma = torch.rand(tokens, TOP_K + shared, device=device, generator=generator)
         x = torch.randn(tokens, hidden, device=device, generator=generator).bfloat16()
         chosen = copies[seed % SHARED_COPIES]
-        calls.append(Problem(x=x, ids=routing(tokens, seed, device), gamma=gamma, weights=chosen))
-    return Layer(name=f"{model} T={tokens}", calls=tuple(calls))
+        calls.append(Problem(x=x, ids=choose(tokens, seed, device), gamma=gamma, weights=chosen))
+    name = f"{model} T={tokens}" + (", uneven" if skewed else "")
+    return Layer(name=name, calls=tuple(calls))

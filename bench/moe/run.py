@@ -1,7 +1,7 @@
 """Measure gate and experts on this GPU: correctness first, then medians in captured graphs.
 
-    python -m bench.moe.run --out rows.jsonl [--peer DIR] [--what experts layer gate dense] [--model
-    ...]
+    python -m bench.moe.run --out rows.jsonl [--peer DIR] [--what experts layer ...]
+        [--model ...]
 
 DIR holds SGLang's kernels laid out importable (docs/moe.md); without it the peer's rows are
 missing. Rows are appended as JSON; a case whose kernel failed its gate has no times.
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from bench.moe import peer_sglang
 from bench.moe.gate import layer_passes, small_cases
+from bench.moe.launches import launches_alone
 from bench.moe.problems import (
     EXPERTS,
     MODELS,
@@ -37,6 +38,8 @@ from moe_aiter.reference import gate_reference
 
 EXPERT_TOKENS = (1, 4, 32, 128, 1024, 8192)
 LAYER_TOKENS = (1, 4, 32, 1024, 8192)
+SUSTAINED_FROM = 8192  # tokens: enough work to meet a GPU's power limit
+UNEVEN_TOKENS = (8192,)  # also with some experts' rows many times others'
 GATE_TOKENS = (1, 64, 4096, 16384)
 DENSE_TOKENS = (1, 16, 1024, 8192)
 ROUTE_SCALE = 8.0
@@ -53,7 +56,10 @@ def measure_layer(
     outcome = "pass" if ok else f"fail: error {error:.2g}, eager {eager:.2g}"
     found: dict = {}
     if ok:
-        found = time_calls(lambda i: run(layer.calls[i % ROUTINGS]), ROUTINGS)
+        found = time_calls(
+            lambda i: run(layer.calls[i % ROUTINGS]), ROUTINGS, steady=True,
+            sustained=layer.tokens >= SUSTAINED_FROM,
+        )  # fmt: skip
         found["launches"] = count_launches(lambda: run(layer.calls[0]))
         found["floor_us"] = round(floor_us, 2)
         found["times_floor"] = round(found["p50_us"] / floor_us, 3)
@@ -62,11 +68,16 @@ def measure_layer(
     rows.add(op, layer.name, outcome, **found)
 
 
+def _cases(tokens: tuple[int, ...]) -> list[tuple[int, bool]]:
+    """(tokens, whether some experts get many more of them than others)."""
+    return [(count, False) for count in tokens] + [(count, True) for count in UNEVEN_TOKENS]
+
+
 def routed_alone(rows: Rows, model: str, peer: bool, bytes_per_s: float, flops: float) -> None:
     weights = make_weights(model)
     interleaved = peer_sglang.interleave(weights["w13"]) if peer else None
-    for tokens in EXPERT_TOKENS:
-        layer = make_layer(model, tokens, weights, shared=0)
+    for tokens, skewed in _cases(EXPERT_TOKENS):
+        layer = make_layer(model, tokens, weights, shared=0, skewed=skewed)
         floor = layer.floor_us(bytes_per_s, flops)
         measure_layer(rows, "moe.experts", layer, ours, floor)
         if interleaved is not None:
@@ -80,8 +91,8 @@ def whole_layer(rows: Rows, model: str, bytes_per_s: float, flops: float) -> Non
     routings
     are fixed, so that the experts' bytes are those of the rows above."""
     weights = make_weights(model)
-    for tokens in LAYER_TOKENS:
-        layer = make_layer(model, tokens, weights, shared=SHARED)
+    for tokens, skewed in _cases(LAYER_TOKENS):
+        layer = make_layer(model, tokens, weights, shared=SHARED, skewed=skewed)
         gates = {
             id(call): make_gate_problem(
                 tokens, experts=256, hidden=MODELS[model][0], device="cuda", seed=seed
@@ -132,9 +143,9 @@ def gate_alone(rows: Rows, model: str) -> None:
         ok = same > 0.999 and bool((gamma.double() - want).abs().median() < 1e-4)
         found = {}
         if ok:
-            found = time_calls(fused, 8)
+            found = time_calls(fused, 8, steady=True)
             found["launches"] = count_launches(fused)
-            found["torch_p50_us"] = time_calls(chain, 8)["p50_us"]
+            found["torch_p50_us"] = time_calls(chain, 8, steady=True)["p50_us"]
             found["speedup"] = round(found["torch_p50_us"] / found["p50_us"], 2)
         rows.add(
             "moe.gate", f"{model} T={tokens}", "pass" if ok else f"fail: {same:.4f} same", **found
@@ -165,8 +176,8 @@ def dense(rows: Rows, model: str) -> None:
         error = float((fused() - chain()).float().norm() / chain().float().norm())
         found = {}
         if error < 0.02:
-            found = time_calls(fused, 4)
-            found["torch_p50_us"] = time_calls(chain, 4)["p50_us"]
+            found = time_calls(fused, 4, steady=True)
+            found["torch_p50_us"] = time_calls(chain, 4, steady=True)["p50_us"]
             found["speedup"] = round(found["torch_p50_us"] / found["p50_us"], 2)
         outcome = "pass" if error < 0.02 else f"fail: error {error:.2g}"
         rows.add("moe.dense_mlp", f"{model} T={tokens}", outcome, **found)
@@ -189,7 +200,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--peer", help="folder on which `import sglang.kernels` works")
-    parser.add_argument("--what", nargs="+", default=["small", "experts", "layer", "gate", "dense"])
+    parser.add_argument(
+        "--what", nargs="+", default=["small", "experts", "launches", "layer", "gate", "dense"]
+    )
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=list(MODELS))
     options = parser.parse_args()
     if options.peer:
@@ -203,6 +216,8 @@ def main() -> None:
     for model in options.model:
         if "experts" in options.what:
             routed_alone(rows, model, bool(options.peer), bytes_per_s, flops)
+        if "launches" in options.what:
+            launches_alone(rows, model)
         if "layer" in options.what:
             whole_layer(rows, model, bytes_per_s, flops)
         if "gate" in options.what:
