@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
+from kernel_base.device import await_previous
 from kernel_base.tuning import TuningRow
 from moe_aiter.routing import ROW_ALIGN, sort_choices
 from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
@@ -159,8 +160,10 @@ def _down_grouped_kernel(
 def _combine_kernel(
     out_ptr, partial_ptr, addend_ptr, ids_ptr, place_ptr, shared_row, shared_rows, first_expert,
     num_experts, hidden, stride_out, stride_addend,
-    TOP_K: tl.constexpr, SHARED: tl.constexpr, HAS_ADDEND: tl.constexpr, BLOCK_N: tl.constexpr,
+    TOP_K: tl.constexpr, SHARED: tl.constexpr, HAS_ADDEND: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    await_previous(EARLY)
     t = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = offs < hidden
@@ -213,7 +216,8 @@ def combine(
     _combine_kernel[(T, triton.cdiv(H, row.constexprs["BLOCK_N"]))](
         out, partial, addend, topk_ids, place, partial.shape[0] - shared * each, each, first_expert,
         num_experts, H, out.stride(0), 0 if addend is None else addend.stride(0),
-        TOP_K=K, SHARED=shared, HAS_ADDEND=addend is not None, **row.launch_kwargs(),
+        TOP_K=K, SHARED=shared, HAS_ADDEND=addend is not None,
+        EARLY=bool(row.options.get("launch_pdl")), **row.launch_kwargs(),
     )  # fmt: skip
     return out
 
@@ -268,12 +272,14 @@ def experts_by_choice(
     all_blocks = blocks + S * triton.cdiv(T, block_m)
     align = ROW_ALIGN.value if hopper else 1
     shared_rows = triton.cdiv(T, align) * align
-    rows_of_all = order.choice.numel() + S * shared_rows
-    act = torch.empty(rows_of_all, I, dtype=x.dtype, device=x.device)
-    partial = torch.empty(rows_of_all, H, dtype=x.dtype, device=x.device)
+    # hopper.py adds up the shared experts' down products itself.
+    summed = min(S, 1) if hopper else S
+    sorted_rows = order.choice.numel()
+    act = torch.empty(sorted_rows + S * shared_rows, I, dtype=x.dtype, device=x.device)
+    partial = torch.empty(sorted_rows + summed * shared_rows, H, dtype=x.dtype, device=x.device)
     done: dict[str, Any] = {
         "addend": addend, "topk_ids": topk_ids, "place": order.place, "first_expert": first_expert,
-        "num_experts": X, "shared": S, "shared_rows": shared_rows, "arch": arch,
+        "num_experts": X, "shared": summed, "shared_rows": shared_rows, "arch": arch,
     }  # fmt: skip
     if hopper:
         from moe_aiter.hopper import launch_product  # Gluon: only where it is used

@@ -249,7 +249,7 @@ ENTRIES = (
     _entry(
         tuning.SORT,
         "moe_aiter.routing:_sort_kernel moe_aiter.routing:_rank_kernel"
-        " moe_aiter.routing:_place_kernel",
+        " moe_aiter.routing:_scan_kernel moe_aiter.routing:_place_kernel",
         _sort_cases,
     ),
     _entry(

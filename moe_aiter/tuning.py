@@ -11,6 +11,7 @@ _GUESS = (
     "starting point: tile sizes from the bytes in flight and registers a tile needs; not yet timed"
 )
 _H200 = "bench/results/moe_tuning_h200_2026-11-30.jsonl"
+_CROSSOVERS = "bench/results/moe_crossovers_h200_2026-11-30.jsonl"
 AMD = ("gfx942", "gfx950")
 NVIDIA = ("sm80", "sm90", "sm100")
 
@@ -97,11 +98,12 @@ def _down_tokens():
 
 
 # The warp-specialised variant of hopper.py: a block of 256 rows is all that most experts have.
-_MANY_ROWS = {"rows": (96, None), "bits": 16, "bulk": True}
+# At 48 rows an expert the Triton products were faster (960 us, 1018), at 60 these (1052 us, 1155).
+_MANY_ROWS = {"rows": (49, None), "bits": 16, "bulk": True}
 
 
-def _hopper(stages):
-    return {"VARIANT": "hopper", "BLOCK_M": 256, "STAGES": stages}
+def _hopper(**more):
+    return {"VARIANT": "hopper", "BLOCK_M": 256, "STAGES": 4, **more}
 
 
 # BLOCK_M must agree between the two products for the same facts: one sort serves both.
@@ -117,7 +119,7 @@ def _swiglu_grouped():
             yield _measured({"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 24)}, _gemm(32, 64, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 48)}, _gemm(64, 64, 128, 1), _nvidia(4, 4))
-            yield _measured(_MANY_ROWS, _hopper(4), {})
+            yield _measured(_MANY_ROWS, _hopper(MIX=True), {})
             yield _measured({}, _gemm(128, 128, 64, 4), _nvidia(8, 3))
             continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 3))
@@ -138,7 +140,7 @@ def _down_grouped():
             yield _measured({"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))
             yield _measured({"rows": (None, 24)}, _gemm(32, 128, 128, 4), _nvidia(4, 2))
             yield _measured({"rows": (None, 48)}, _gemm(64, 128, 64, 4), _nvidia(4, 3))
-            yield _measured(_MANY_ROWS, _hopper(3), {})
+            yield _measured(_MANY_ROWS, _hopper(MIX=False), {})
             yield _measured({}, _gemm(128, 256, 64, 4), _nvidia(8, 3))
             continue
         yield _row(arch, {"rows": (None, 12)}, _gemm(16, 128, 128, 4), _nvidia(4, 3))
@@ -238,48 +240,47 @@ SORT = TuningTable(
         for when, launches, block, warps in (
             ({"choices": (None, 1024)}, 1, 256, 4),
             ({"choices": (None, 8192)}, 1, 2048, 8),
-            ({}, 2, *((128, 8) if arch in AMD else (256, 4))),  # what does not spill
+            ({}, 3, *((128, 8) if arch in AMD else (64, 4))),  # what does not spill
         )
     )
     + tuple(
-        _measured(when, {"LAUNCHES": launches, "BLOCK_P": block}, {"num_warps": warps})
-        for when, launches, block, warps in (
-            ({"choices": (None, 1024)}, 1, 1024, 4),
-            ({"choices": (None, 8192)}, 1, 2048, 8),
-            ({"choices": (None, 16384)}, 1, 4096, 8),
-            ({}, 2, 256, 4),
+        _row(
+            "sm90", when, {"LAUNCHES": launches, "BLOCK_P": block}, options, "measured", _CROSSOVERS
+        )
+        for when, launches, block, options in (
+            ({"choices": (None, 384)}, 1, 256, {"num_warps": 4}),
+            ({"choices": (None, 1024)}, 1, 1024, {"num_warps": 4}),
+            ({"choices": (None, 2048)}, 1, 2048, {"num_warps": 8}),
+            ({"choices": (None, 4096)}, 1, 4096, {"num_warps": 8}),
+            ({"choices": (None, 16384)}, 2, 128, {"num_warps": 4, "launch_pdl": True}),
+            ({}, 3, 64, {"num_warps": 2, "launch_pdl": True}),
         )
     ),
 )
-COMBINE = TuningTable("moe_aiter.combine", tuple(_each({"BLOCK_N": 2048}, {"num_warps": 4})))
+COMBINE = TuningTable(
+    "moe_aiter.combine",
+    (
+        _row("sm90", {}, {"BLOCK_N": 2048}, _nvidia(4, 3, launch_pdl=True)),
+        *(row for row in _each({"BLOCK_N": 2048}, {"num_warps": 4}) if row.arch != "sm90"),
+    ),
+)
+
 
 # Which way the experts of a call run. BY_TOKEN_CHOICES: most T * K for rows that are tokens;
 # BY_EXPERT_CHOICES: for programs that look their choices up; above, choices are sorted.
 # The shared experts join the sorted launches up to FOLD_ROWS choices per expert, and again from
 # FOLD_FROM (0 = never), where 256-row blocks serve them as well; between, they are their own dense
 # block.
-PLAN = TuningTable(
-    "moe_aiter.plan",
-    (
-        _row(
-            "sm90",
-            {},
-            {"BY_TOKEN_CHOICES": 96, "BY_EXPERT_CHOICES": 1024, "FOLD_ROWS": 12, "FOLD_FROM": 96},
-            {},
-            source="the crossovers have not been swept; at 8192 tokens both ways take as long",
-        ),
-        *(
-            row
-            for row in _each(
-                {
-                    "BY_TOKEN_CHOICES": 96,
-                    "BY_EXPERT_CHOICES": 1024,
-                    "FOLD_ROWS": 12,
-                    "FOLD_FROM": 0,
-                },
-                {},
-            )
-            if row.arch != "sm90"
-        ),
-    ),
-)
+def _plan():
+    def bounds(by_token, fold_rows, fold_from):
+        return {
+            "BY_TOKEN_CHOICES": by_token, "BY_EXPERT_CHOICES": 1024, "FOLD_ROWS": fold_rows,
+            "FOLD_FROM": fold_from,
+        }  # fmt: skip
+
+    yield _row("sm90", {"width": (320, None)}, bounds(54, 6, 49), {}, "measured", _CROSSOVERS)
+    yield _row("sm90", {}, bounds(66, 9, 49), {}, "measured", _CROSSOVERS)
+    yield from (row for row in _each(bounds(96, 12, 0), {}) if row.arch != "sm90")
+
+
+PLAN = TuningTable("moe_aiter.plan", tuple(_plan()))

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from bench.moe.gate import check, layer_passes, small_cases
 from bench.moe.problems import EXPERTS, SHARED, TOP_K, make_layer, make_weights
-from moe_aiter import experts, gate
+from moe_aiter import GateWorkspace, experts, gate
 from moe_aiter.problems import make_gate_problem, make_problem
 from moe_aiter.reference import gate_reference, weigh
 
@@ -64,6 +64,52 @@ def test_capture(weights):
         out.fill_(float("nan"))
         graph.replay()
         assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 16, 32, 4096, 8192])
+def test_launches_that_start_early_see_what_came_before(weights, tokens):
+    """Some launches start before the one ahead of them has ended (launch_pdl). A chain that writes
+    x, routes it and runs the experts, over the same buffers for every round, gives what each round
+    gives by itself."""
+    layer = make_layer("inkling-tp8", tokens, weights, SHARED)
+    router = make_gate_problem(tokens, experts=256, hidden=layer.calls[0].x.shape[1], device="cuda")
+    workspace = GateWorkspace.allocate(router.x.device)
+    x, out = torch.empty_like(router.x), torch.empty_like(router.x)
+    ids = torch.zeros(tokens, 6, dtype=torch.int32, device="cuda")
+    gamma = torch.zeros(tokens, 8, device="cuda")
+
+    def call(index):
+        x.copy_(layer.calls[index].x)
+        gate(
+            x, router.weight, router.bias, router.global_scale, top_k=6, route_scale=8.0,
+            ids_out=ids, weights_out=gamma, workspace=workspace,
+        )  # fmt: skip
+        experts(x, ids, gamma, **weights, out=out)
+        return out.clone()
+
+    wanted = []
+    for index in range(len(layer.calls)):
+        wanted.append(call(index))
+        torch.cuda.synchronize()
+    assert len({float(want.float().norm()) for want in wanted}) == len(wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [call(index) for index in range(len(wanted))]
+    for _ in range(3):
+        graph.replay()
+        for index, want in enumerate(wanted):
+            assert torch.equal(found[index], want), f"round {index}"
+
+
+@pytest.mark.parametrize("shared", [0, SHARED], ids=["routed", "with shared"])
+@pytest.mark.parametrize("tokens", [4096, 8192])
+def test_uneven_routing(weights, tokens, shared):
+    """Experts with three blocks, experts with a few rows."""
+    layer = make_layer("inkling-tp8", tokens, weights, shared, skewed=True)
+    passed, error, eager = layer_passes(ours, layer)
+    assert passed, f"error {error:.2g}, eager {eager:.2g}"
+    first = ours(layer.calls[0])
+    assert all(torch.equal(first, ours(layer.calls[0])) for _ in range(3))
 
 
 @pytest.mark.parametrize("shared", [0, SHARED], ids=["routed", "with shared"])

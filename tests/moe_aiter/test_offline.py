@@ -24,7 +24,8 @@ SHAPES = {
 }
 TOKENS = (1, 4, 8, 16, 32, 128, 1024, 8192)
 NO_PRODUCT = (
-    "_sort_kernel", "_rank_kernel", "_place_kernel", "_combine_kernel", "_select_kernel"
+    "_sort_kernel", "_rank_kernel", "_scan_kernel", "_place_kernel", "_combine_kernel",
+    "_select_kernel",
 )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pytest
 import torch
 
@@ -25,7 +27,8 @@ def way(launches: int, block_p: int) -> TuningRow:
 
 
 def blocks_of(order: SortedChoices) -> list[tuple[int, int, int]]:
-    """(expert, first row, end of the expert's rows) of the slots that are not empty."""
+    """(expert, first row, end) of the slots that are not empty: the end of the expert's rows, or by
+    size of the block's."""
     columns = (order.block_expert, order.block_begin, order.block_end)
     slots = zip(*(column.tolist() for column in columns), strict=True)
     return [slot for slot in slots if slot[0] >= 0]
@@ -59,7 +62,7 @@ def crowded_ids(tokens: int, known: int) -> torch.Tensor:
     return ids
 
 
-@pytest.mark.parametrize("launches", [1, 2])
+@pytest.mark.parametrize("launches", [1, 2, 3])
 @CASES
 def test_order_and_blocks(launches, tokens, experts, first, known):
     ids = crowded_ids(tokens, known)
@@ -75,22 +78,31 @@ def test_order_and_blocks(launches, tokens, experts, first, known):
     assert order.place is None
 
 
+@pytest.mark.parametrize(("launches", "chunk"), [(2, 128), (3, 32)])
 @CASES
-def test_by_size(tokens, experts, first, known):
+def test_by_size(launches, chunk, tokens, experts, first, known):
     ids = crowded_ids(tokens, known)
     with emulate("gfx942"):
         order = sort_choices(
-            ids, num_experts=experts, first_expert=first, block_m=64, row=way(2, 128),
-            by_size=True, arch=ARCHS["gfx942"],
+            ids, num_experts=experts, first_expert=first, block_m=64,
+            row=way(launches, chunk), by_size=True, arch=ARCHS["gfx942"],
         )  # fmt: skip
     want = sort_reference(ids, experts, first)
     blocks = blocks_of(order)
     assert order.block_count.item() == len(blocks)
     assert (order.block_expert[: len(blocks)] >= 0).all()
-    quarters = [-(-min(end - row, 64) // 16) for _, row, end in blocks]
+    # An expert's blocks stand together and are of one size, but for the last; the experts with the
+    # largest ones come first.
+    runs = [[end - row for _, row, end in run] for _, run in groupby(blocks, lambda b: b[0])]
+    assert len(runs) == len({expert for expert, _, _ in blocks})
+    quarters = [-(-run[0] // 16) for run in runs]
     assert quarters == sorted(quarters, reverse=True)
+    for run in runs:
+        assert len(run) == -(-sum(run) // 64)
+        assert 0 < run[-1] <= run[0] <= 64
+        assert set(run[:-1]) <= {run[0]}
     # The experts' rows one after another, without the gaps, are the choices in order.
-    rows = sorted((row, min(end, row + 64)) for _, row, end in blocks)
+    rows = sorted((row, end) for _, row, end in blocks)
     assert all(row % ROW_ALIGN.value == 0 for row, _ in rows)
     listed = [order.choice[row:end] for row, end in rows]
     assert torch.equal(torch.cat(listed) if listed else want, want)
@@ -99,7 +111,7 @@ def test_by_size(tokens, experts, first, known):
     assert len(order.choice) % ROW_ALIGN.value == 0
 
 
-def test_by_size_takes_two_launches():
+def test_by_size_takes_more_than_one_launch():
     with pytest.raises(ValueError, match="LAUNCHES by size"):
         sort_choices(
             crowded_ids(9, 3), num_experts=3, block_m=64, row=way(1, 128), by_size=True,
