@@ -23,9 +23,9 @@ def moe_experts(rows: list[dict]) -> str:
         theirs = "not measured | -"
         if peer is not None:
             ratio = peer["p50_us"] / row["p50_us"]
-            theirs = f"{peer['p50_us']} ({peer['launches']}) | {ratio:.2f}"
+            theirs = f"{_times(peer)} | {ratio:.2f}"
         lines.append(
-            f"| {case} | {row['hit_experts']} | {row['p50_us']} ({row['launches']}) | {theirs} | "
+            f"| {case} | {row['hit_experts']} | {_times(row)} | {theirs} | "
             f"{row['floor_us']} | {row['times_floor']} | {_evidence(row)} |"
         )
     return "\n".join(lines)
@@ -34,14 +34,14 @@ def moe_experts(rows: list[dict]) -> str:
 def moe_layer(rows: list[dict]) -> str:
     """Gate, routed and shared experts in one timing."""
     lines = [
-        "| gate, routed and shared experts, tokens | us | launches | sum of floors, us | "
+        "| gate, routed and shared experts, tokens | us (launches) | sum of floors, us | "
         "time / floors | evidence |",
-        "|---|---|---|---|---|---|",
+        "|---|---|---|---|---|",
     ]
     for row in rows:
         if row["op"] == "moe.layer":
             lines.append(
-                f"| {row['case']} | {row['p50_us']} | {row['launches']} | {row['floor_us']} | "
+                f"| {row['case']} | {_times(row)} | {row['floor_us']} | "
                 f"{row['times_floor']} | {_evidence(row)} |"
             )
     return "\n".join(lines)
@@ -74,6 +74,12 @@ def moe_launches(rows: list[dict]) -> str:
             times = " | ".join(str(row.get(name, "-")) for name in names)
             lines.append(f"| {row['case']} | {times} | {_evidence(row)} |")
     return "\n".join(lines)
+
+
+def _times(row: dict) -> str:
+    """Median and launches, and the median after a second of these calls where that was taken."""
+    held = f"; {row['sustained_p50_us']} under load" if "sustained_p50_us" in row else ""
+    return f"{row['p50_us']} ({row['launches']}{held})"
 
 
 def _evidence(row: dict) -> str:
