@@ -12,7 +12,7 @@ from kernel_base.tuning import TuningRow
 from triton_attn.checks import check_paged, padded_head_dim, request_arch
 from triton_attn.decode_kernels import _decode_kernel
 from triton_attn.decode_merge import _merge_kernel
-from triton_attn.prefill import MOD_RELATIVE, mod_facts
+from triton_attn.prefill import MOD_FN, MOD_RELATIVE, mod_facts
 from triton_attn.score_mod import PROFILE_PAD, RelativeBias, ScoreMod
 from triton_attn.tuning import DECODE, tile_rows
 
@@ -179,6 +179,10 @@ def _launch(
         rows=max(16, merge_rows),
         bits=q.element_size() * 8,
         relative=mod == MOD_RELATIVE,
+        tokens=max_q_len,
+        packed=rows,
+        warp_groups=mod != MOD_FN
+        and _warp_groups_fit(arch, group, max_q_len, k_pages.shape[1], D, score_mod),
     )
     workspace = workspace or DecodeWorkspace.allocate(
         q.device, max_requests=B, num_kv_heads=g, max_rows=rows, head_dim=D
@@ -198,7 +202,21 @@ def _launch(
     # A bound on the parts of a request: groups where these alone fill the GPU, else units.
     span = min(max_kv_len, window + max_q_len) if window else max_kv_len
     span = max(span, 1)  # rows without keys are written too
-    split, units = int(row.constexprs["SPLIT"]), int(row.constexprs["UNITS"])
+    split = int(row.constexprs["SPLIT"])
+    if row.constexprs.get("VARIANT") == "hopper":
+        from triton_attn.hopper_verify import launch_hopper_verify  # Gluon: only where it is used
+
+        launch_hopper_verify(
+            q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len, score_mod, partial,
+            partial_lm, max_q_len=max_q_len, most_parts=min(triton.cdiv(span, split), MAX_PARTS),
+            max_parts=MAX_PARTS, softmax_scale=softmax_scale, programs=arch.compute_units, row=row,
+        )  # fmt: skip
+        _merge(
+            out, lse, partial, partial_lm, cu_seqlens_q, kv_len, row, g, rows, window,
+            UNITS=1, MANY=0, ROW_BLOCKS=1, SINGLE=True,
+        )  # fmt: skip
+        return out if lse is None else (out, lse)
+    units = int(row.constexprs["UNITS"])
     most_units, tiles = triton.cdiv(span, split) + (1 if window else 0), pairs * row_blocks
     constants = dict(row.constexprs)
     many = int(constants.pop("FILL", FILL)) * arch.compute_units // 100
@@ -257,26 +275,43 @@ def _launch(
         **row.options,
     )  # fmt: skip
     if not row.constexprs["MERGE_HERE"] and most_parts > 1:
-        pdl = row.constexprs["PDL"]
-        _merge_kernel[(rows, g, B)](
-            out, lse, partial, partial_lm, cu_seqlens_q, kv_len, out.stride(0), out.stride(1),
-            WINDOW=window,
-            SPLIT=split,
-            UNITS=units,
-            MANY=many,
-            ROW_BLOCKS=row_blocks,
-            H=h,
-            GROUP=group,
-            ROWS=rows,
-            HEAD_DIM=D,
-            BLOCK_D=block_d,
-            MAX_PARTS=MAX_PARTS,
-            MERGE=row.constexprs["MERGE"],
-            PDL=pdl,
-            num_warps=4,
-            **({"launch_pdl": True} if pdl else {}),
+        _merge(
+            out, lse, partial, partial_lm, cu_seqlens_q, kv_len, row, g, rows, window,
+            UNITS=units, MANY=many, ROW_BLOCKS=row_blocks, SINGLE=False,
         )  # fmt: skip
     return out if lse is None else (out, lse)
+
+
+def _warp_groups_fit(arch: Arch, *call) -> bool:
+    """Whether hopper_verify.py can take the call; see its `fits`."""
+    if arch.name != "sm90":
+        return False
+    from triton_attn.hopper_verify import fits  # Gluon: only where it is used
+
+    return fits(*call)
+
+
+def _merge(
+    out, lse, partial, partial_lm, cu_seqlens_q, kv_len, row, kv_heads, rows, window, **constants
+):  # fmt: skip
+    """The merge as a launch of its own (decode_merge.py)."""
+    pdl, (_, h, D) = row.constexprs["PDL"], out.shape
+    _merge_kernel[(rows, kv_heads, kv_len.shape[0])](
+        out, lse, partial, partial_lm, cu_seqlens_q, kv_len, out.stride(0), out.stride(1),
+        WINDOW=window,
+        SPLIT=row.constexprs["SPLIT"],
+        H=h,
+        GROUP=h // kv_heads,
+        ROWS=rows,
+        HEAD_DIM=D,
+        BLOCK_D=padded_head_dim(D),
+        MAX_PARTS=MAX_PARTS,
+        MERGE=row.constexprs["MERGE"],
+        PDL=pdl,
+        num_warps=4,
+        **constants,
+        **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
 
 
 def _pack(arch: Arch, row: TuningRow, width: int, element_bytes: int) -> int:

@@ -125,9 +125,10 @@ def _merge_kernel(
     WINDOW: tl.constexpr, SPLIT: tl.constexpr, UNITS: tl.constexpr, MANY: tl.constexpr,
     ROW_BLOCKS: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MAX_PARTS: tl.constexpr, MERGE: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """The merge as a launch of its own: one program per row, MERGE groups at a time."""
+    """The merge as a launch of its own: one program per row, MERGE groups at a time. SINGLE: a
+    request of one part has its result in a slot, too."""
     row, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token0 = request
     q_len = 1
@@ -143,7 +144,7 @@ def _merge_kernel(
     if PDL:
         # Lengths were there before the split kernel started; its partial results were not.
         gdc_wait()
-    if (parts == 1) | (row >= q_len * GROUP):
+    if ((parts == 1) & (not SINGLE)) | (row >= q_len * GROUP):
         return
     pair = request.to(tl.int64) * tl.num_programs(1) + kv_head
     stride = UNITS // per  # slots of a group

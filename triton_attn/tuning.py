@@ -195,9 +195,35 @@ def _nvidia_decode(arch, evidence, source):
     )
 
 
+# Verification of more rows than a tile of 32: hopper_verify.py, one partial result a unit.
+_HOPPER_VERIFY = TuningRow(
+    arch="sm90",
+    when={
+        "bits": 16,
+        "head_dim": 128,
+        "window": 0,
+        "tokens": (2, None),
+        "packed": (33, 128),
+        "warp_groups": True,
+    },
+    constexprs={
+        "VARIANT": "hopper",
+        "BLOCK_N": 64,
+        "SPLIT": 512,
+        "STAGES": 3,
+        "P_STAGES": 2,
+        "MERGE": 8,
+        "PDL": True,
+    },
+    options={"num_warps": 4},
+    evidence="guess",
+    source="the shape of the Hopper prefill",
+)
+
 DECODE = TuningTable(
     "triton_attn.attention_decode",
     (
+        _HOPPER_VERIFY,
         *_amd_decode("gfx942", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_amd_decode("gfx950", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_nvidia_decode("sm80", "guess", _GUESS),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import triton_attn.prefill as prefill
-from tests.triton_attn.problems import make_problem, within_budget
+from tests.triton_attn.problems import make_problem, reference, within_budget
 from triton_attn import (
     DecodeWorkspace,
     RelativeBias,
@@ -178,3 +178,48 @@ def test_batch_mates_change_no_bit(tokens, kv_heads, window):
         alone, alone_lse = call(b, 1)
         assert torch.equal(alone, out[one])
         assert torch.equal(alone_lse, lse[one])
+
+
+@pytest.mark.parametrize("page_size", [64, 128])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "q_lens"),
+    [
+        (8, 1, (9, 5, 0, 1, 9, 2)),  # two warp groups, the second without rows in most requests
+        (16, 2, (9, 5, 0, 1, 9, 2)),
+        (4, 1, (9, 5, 0, 1, 9, 2)),  # one warp group
+        (8, 1, (16, 5, 0, 1, 16, 2)),  # every row of both
+    ],
+)
+def test_verify_of_many_rows(heads, kv_heads, q_lens, page_size):
+    """sm90 packs 33 to 128 rows of a request and K/V head into one tile (hopper_verify.py): ragged
+    tokens, requests of one part and of many, programs of several items, all sides of the extent."""
+    most = max(q_lens)
+    q_lens, kv_lens = 8 * q_lens, 8 * (1700, 700, 4, most, 9, 513)
+    for extent, biased in ((100, True), (1024, True), (1024, False)):
+        host = make_problem(
+            q_lens, kv_lens, heads=heads, kv_heads=kv_heads, head_dim=128, page_size=page_size,
+            extent=extent, dtype=torch.bfloat16,
+        )  # fmt: skip
+        problem = host.to("cuda")
+        mod = problem.bias if biased else None
+        shared = {"max_q_len": most, "max_kv_len": 1700, "return_lse": True, **problem.paged}
+        tensors = (problem.q, problem.k_pages, problem.v_pages)
+        out, lse = attention_verify(
+            *tensors, cu_seqlens_q=problem.cu_seqlens_q, score_mod=mod, **shared
+        )
+        host_mod = host.bias if biased else None
+        assert within_budget(host, out.cpu(), host_mod)
+        _, want = reference(host, host_mod)
+        ulps = 4 * torch.finfo(torch.bfloat16).eps
+        assert (lse.cpu() - want).abs().max() < ulps * want.abs().max()
+        # Alone, with the same bound on the tokens, a request has the same bits.
+        alone = {n: v[:1] for n, v in problem.paged.items() if isinstance(v, torch.Tensor)}
+        rows = slice(0, q_lens[0])
+        bias = problem.bias
+        bias = RelativeBias(r=bias.r[rows], profile=bias.profile, tau=bias.tau[rows])
+        one, one_lse = attention_verify(
+            problem.q[rows], *tensors[1:], cu_seqlens_q=problem.cu_seqlens_q[:2],
+            score_mod=bias if biased else None, **{**shared, **alone, "max_kv_len": 4096},
+        )  # fmt: skip
+        assert torch.equal(one, out[rows])
+        assert torch.equal(one_lse, lse[rows])

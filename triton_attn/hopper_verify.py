@@ -1,0 +1,497 @@
+"""Verify for Hopper: split-KV over the warp groups of hopper.py, for global layers whose query rows
+do not fit the 16 or 32 of an ordinary decode tile.
+
+All query rows of a request and K/V head (its heads times its tokens, at most 128) are the rows of
+one or two consumers, so K and V are read once. An item is a unit of SPLIT keys; its partial result
+goes to the slots of decode_merge.py, whose second launch merges them. Units depend on a request's
+own length only, so results do not depend on its batch mates.
+
+The bias is the product of decode_kernels.py: r of the row's token, laid out block-diagonally, times
+the profile by key. The producer copies both operands (zeros included) to shared memory; tiles
+beyond the extent of every row have no such product. Programs are persistent.
+"""
+
+# Compile-time and run-time conditions do not mix.
+# ruff: noqa: SIM102
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kernel_base.tuning import TuningRow
+from triton_attn.hopper_consumer import (
+    CLEAR,
+    DIAGONAL,
+    LOG2E,
+    let_next_start,
+    pack,
+    softmax,
+    unpack,
+)
+from triton_attn.score_mod import PROFILE_PAD, RelativeBias
+
+# Query rows of a consumer and of a request; columns of the features' product.
+HALF_ROWS, MAX_ROWS = 64, 128
+MIN_FEATURES, MAX_FEATURES = 64, 256
+
+
+@gluon.jit
+def _item(
+    turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, SPLIT: gl.constexpr,
+    MAX_PARTS: gl.constexpr,
+):  # fmt: skip
+    """Item of round `turn`: request, K/V head, part, first token, q_len (0: no item), position of
+    the first token, first key, end of the keys. Last units, which have the bias, come first."""
+    index = turn * gl.num_programs(0) + gl.program_id(0)
+    here = index < pairs * most_parts
+    pair = index % pairs
+    request = pair // kv_heads
+    token0 = gl.load(cu_seqlens_q_ptr + request)
+    q_len = gl.load(cu_seqlens_q_ptr + request + 1) - token0
+    kv_len = gl.load(kv_len_ptr + request)
+    unit = SPLIT * gl.maximum(gl.cdiv(kv_len, SPLIT * MAX_PARTS), 1)
+    part = gl.maximum(gl.cdiv(kv_len, unit), 1) - 1 - index // pairs
+    begin = part * unit
+    return (
+        request, pair % kv_heads, part, token0, gl.where(here & (part >= 0), q_len, 0),
+        kv_len - q_len, begin, gl.minimum(begin + unit, kv_len),
+    )  # fmt: skip
+
+
+@gluon.jit
+def _tiles(q_start, begin, end, BIASED: gl.constexpr, EXTENT: gl.constexpr, BLOCK_N: gl.constexpr):
+    """(bottom, low, top): numbers of an item's lowest and highest key tile; tiles below `low` have
+    neither masks nor bias. The highest is always treated as if it had both."""
+    bottom = begin // BLOCK_N
+    top = gl.maximum((end - 1) // BLOCK_N, bottom)
+    low = (q_start + 1) // BLOCK_N
+    if BIASED:
+        low = gl.maximum(q_start - EXTENT + 1, 0) // BLOCK_N
+    return bottom, gl.maximum(gl.minimum(low, top), bottom), top
+
+
+@gluon.jit
+def _produce(
+    q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr,
+    kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t: gl.constexpr, stride_q_h: gl.constexpr,
+    stride_k_p: gl.constexpr, stride_k_t: gl.constexpr, stride_k_g: gl.constexpr,
+    stride_v_p: gl.constexpr, stride_v_t: gl.constexpr, stride_v_g: gl.constexpr, stride_page_b,
+    stride_r_t: gl.constexpr, stride_r_h: gl.constexpr, q_smem, f_smem, k_smem, v_smem, p_smem,
+    q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
+    BIASED: gl.constexpr, EXTENT: gl.constexpr, PAD: gl.constexpr, GROUP: gl.constexpr,
+    HALVES: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+):  # fmt: skip
+    features: gl.constexpr = TOKENS * BLOCK_R
+    layout: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
+    )
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // features, features // 8], [4, 1], [1, 0])
+    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+    offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
+    offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    wide_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, wide))
+    wide_m = gl.arange(0, 64, gl.SliceLayout(1, wide))
+    cols = gl.arange(0, features, gl.SliceLayout(0, wide))
+    count = 0
+    biased = 0
+    done = 0
+    for turn in range(gl.cdiv(pairs * most_parts, gl.num_programs(0))):
+        request, kv_head, _part, token0, q_len, q_start, begin, end = _item(
+            turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, SPLIT, MAX_PARTS
+        )
+        if q_len > 0:
+            mbarrier.wait(q_free.index(0), (done & 1) ^ 1)
+            row0 = token0.to(gl.int64)
+            q_row_ptr = q_ptr + row0 * stride_q_t + kv_head * GROUP * stride_q_h
+            for half in gl.static_range(HALVES):
+                i = half * 64 + offs_m
+                q_offs = (i // GROUP) * stride_q_t + (i % GROUP) * stride_q_h
+                async_copy.async_copy_global_to_shared(
+                    q_smem.index(half),
+                    q_row_ptr + q_offs[:, None] + offs_d[None, :],
+                    mask=(i < q_len * GROUP)[:, None],
+                )
+                if BIASED:
+                    i = half * 64 + wide_m
+                    token = i // GROUP
+                    r_offs = token * stride_r_t + (kv_head * GROUP + i % GROUP) * stride_r_h
+                    r_ptrs = (r_ptr + row0 * stride_r_t) + r_offs[:, None]
+                    owner = half * (64 // GROUP) + TOKENS - 1 - cols // BLOCK_R
+                    mine = (token[:, None] == owner[None, :]) & (token < q_len)[:, None]
+                    async_copy.async_copy_global_to_shared(
+                        f_smem.index(half), r_ptrs + (cols % BLOCK_R)[None, :], mask=mine
+                    )
+            async_copy.mbarrier_arrive(q_ready.index(0), increment_count=False)
+            done += 1
+            page_row_ptr = (
+                page_table_ptr
+                + request.to(gl.int64) * stride_page_b
+                - gl.load(first_page_ptr + request)
+            )
+            bottom, low, top = _tiles(q_start, begin, end, BIASED, EXTENT, BLOCK_N)
+            for back in range(top - bottom + 1):
+                n0 = (top - back) * BLOCK_N
+                mask = (n0 + offs_n < end)[:, None]
+                stage = count % STAGES
+                phase = (count // STAGES) & 1
+                page = gl.load(page_row_ptr + n0 // PAGE_SIZE).to(gl.int64)
+                in_page = n0 % PAGE_SIZE
+                k_base = k_ptr + page * stride_k_p + in_page * stride_k_t + kv_head * stride_k_g
+                v_base = v_ptr + page * stride_v_p + in_page * stride_v_t + kv_head * stride_v_g
+                k_ptrs = k_base + (offs_n * stride_k_t)[:, None] + offs_d[None, :]
+                v_ptrs = v_base + (offs_n * stride_v_t)[:, None] + offs_d[None, :]
+                mbarrier.wait(k_free.index(stage), phase ^ 1)
+                async_copy.async_copy_global_to_shared(k_smem.index(stage), k_ptrs, mask=mask)
+                async_copy.mbarrier_arrive(k_ready.index(stage), increment_count=False)
+                if BIASED:
+                    if (top - back >= low) | (back == 0):
+                        p_stage = biased % P_STAGES
+                        mbarrier.wait(p_free.index(p_stage), ((biased // P_STAGES) & 1) ^ 1)
+                        # The highest tile may lie beyond the extent, and off the profile.
+                        near = (n0 + wide_n + EXTENT > q_start - BLOCK_N)[:, None]
+                        for half in gl.static_range(HALVES):
+                            first_row = n0 + (EXTENT + PAD - TOKENS - half * (64 // GROUP))
+                            first_row = first_row - q_start
+                            p_ptrs = by_key_ptr + first_row * BLOCK_R
+                            async_copy.async_copy_global_to_shared(
+                                p_smem.index(p_stage * HALVES + half),
+                                p_ptrs + wide_n[:, None] * BLOCK_R + cols[None, :],
+                                mask=near,
+                            )
+                        async_copy.mbarrier_arrive(p_ready.index(p_stage), increment_count=False)
+                        biased += 1
+                mbarrier.wait(v_free.index(stage), phase ^ 1)
+                async_copy.async_copy_global_to_shared(v_smem.index(stage), v_ptrs, mask=mask)
+                async_copy.mbarrier_arrive(v_ready.index(stage), increment_count=False)
+                count += 1
+
+
+@gluon.jit
+def _start_scores(
+    q, f, k_smem, p_smem, k_ready, p_ready, count, biased,
+    WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, BIASED: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Start q.k and (with BIASED, else a copy of q.k's handle) features.profile of one tile."""
+    stage = count % STAGES
+    zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+    mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
+    s = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    b = s
+    if BIASED:
+        p_stage = biased % P_STAGES
+        mbarrier.wait(p_ready.index(p_stage), (biased // P_STAGES) & 1)
+        profile = p_smem.index(p_stage * HALVES + WARP_GROUP).permute((1, 0))
+        b = warpgroup_mma(f, profile, zero, use_acc=False, is_async=True)
+    return s, b
+
+
+@gluon.jit
+def _step(
+    acc, words, m, l, tile, count, biased, q, f, factor, k_smem, v_smem, p_smem, k_ready, k_free,
+    v_ready, v_free, p_ready, p_free, q_pos, keys, qk_scale,
+    WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, BIASED: gl.constexpr, MASKED: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr,
+    O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """Scores of tile number `count`, while the p.v product of the tile before it runs."""
+    # Before the products start: nothing else may write their operands' registers then.
+    p = unpack(words, BLOCK_N, P_LAYOUT, DTYPE)
+    before = (count - 1) % STAGES
+    s, b = _start_scores(
+        q, f, k_smem, p_smem, k_ready, p_ready, count, biased, WARP_GROUP, HALVES, BIASED, BLOCK_N,
+        STAGES, P_STAGES, S_LAYOUT,
+    )  # fmt: skip
+    mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
+    acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+    if BIASED:
+        s, b = warpgroup_mma_wait(1, deps=[s, b])
+        mbarrier.arrive(p_free.index(biased % P_STAGES), count=1)
+        s = s + b * factor[:, None]
+    else:
+        s = warpgroup_mma_wait(1, deps=[s])
+    mbarrier.arrive(k_free.index(count % STAGES), count=1)
+    p_new, m, l, alpha = softmax(s, m, l, tile, q_pos, keys, qk_scale, MASKED, 0, BLOCK_N)
+    # l depends on every exponential: they are all issued before the wait, under the p.v product.
+    acc, l, p_new = warpgroup_mma_wait(0, deps=[acc, l, p_new])
+    mbarrier.arrive(v_free.index(before), count=1)
+    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    return acc, pack(p_new, BLOCK_N, DTYPE), m, l
+
+
+@gluon.jit
+def _consume(
+    warp_group: gl.constexpr, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr,
+    kv_len_ptr, pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, k_smem, v_smem,
+    p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
+    BIASED: gl.constexpr, EXTENT: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
+    HALVES: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+):  # fmt: skip
+    """Rows warp_group * 64 ... of every item of this program. A group without rows computes all the
+    same: its products end with the other's."""
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    m0: gl.constexpr = warp_group * 64
+    keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, s_layout))
+    row_s = m0 + gl.arange(0, 64, gl.SliceLayout(1, s_layout))
+    row_o = m0 + gl.arange(0, 64, gl.SliceLayout(1, o_layout))
+    offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
+    q = q_smem.index(warp_group)
+    f = f_smem.index(warp_group)
+    count = 0
+    biased = 0
+    done = 0
+    let_next_start()
+    for turn in range(gl.cdiv(pairs * most_parts, gl.num_programs(0))):
+        request, kv_head, part, token0, q_len, q_start, begin, end = _item(
+            turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, SPLIT, MAX_PARTS
+        )
+        if q_len > 0:
+            bottom, low, top = _tiles(q_start, begin, end, BIASED, EXTENT, BLOCK_N)
+            token = row_s // GROUP
+            q_pos = q_start + token
+            factor = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, s_layout)) * tau_scale
+            if BIASED and tau_ptr is not None:
+                tau = gl.load(tau_ptr + token0 + token, mask=token < q_len, other=0.0)
+                factor = factor * tau
+            mbarrier.wait(q_ready.index(0), done & 1)
+            s, b = _start_scores(
+                q, f, k_smem, p_smem, k_ready, p_ready, count, biased, warp_group, HALVES, BIASED,
+                BLOCK_N, STAGES, P_STAGES, s_layout,
+            )  # fmt: skip
+            if BIASED:
+                s, b = warpgroup_mma_wait(0, deps=[s, b])
+                mbarrier.arrive(p_free.index(biased % P_STAGES), count=1)
+                s = s + b * factor[:, None]
+            else:
+                s = warpgroup_mma_wait(0, deps=[s])
+            mbarrier.arrive(k_free.index(count % STAGES), count=1)
+            m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, s_layout))
+            l = gl.zeros([64], gl.float32, gl.SliceLayout(1, s_layout))
+            acc = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
+            p, m, l, _alpha = softmax(s, m, l, top, q_pos, keys, qk_scale, DIAGONAL, 0, BLOCK_N)
+            p = pack(p, BLOCK_N, dtype)
+            count += 1
+            biased += 1
+            for back in range(top - low):
+                acc, p, m, l = _step(
+                    acc, p, m, l, top - 1 - back, count, biased, q, f, factor, k_smem, v_smem,
+                    p_smem, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
+                    qk_scale, warp_group, HALVES, BIASED, DIAGONAL, BLOCK_N, STAGES, P_STAGES,
+                    s_layout, o_layout, p_layout, dtype,
+                )  # fmt: skip
+                count += 1
+                biased += 1
+            for back in range(low - bottom):
+                acc, p, m, l = _step(
+                    acc, p, m, l, low - 1 - back, count, biased, q, f, factor, k_smem, v_smem,
+                    p_smem, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
+                    qk_scale, warp_group, HALVES, False, CLEAR, BLOCK_N, STAGES, P_STAGES,
+                    s_layout, o_layout, p_layout, dtype,
+                )  # fmt: skip
+                count += 1
+            mbarrier.arrive(q_free.index(0), count=1)
+            done += 1
+            p = unpack(p, BLOCK_N, p_layout, dtype)
+            before = (count - 1) % STAGES
+            mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
+            acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(v_free.index(before), count=1)
+            slot = (request * kv_heads + kv_head).to(gl.int64) * MAX_PARTS + part
+            ptrs = partial_ptr + slot * (ROWS * HEAD_DIM)
+            ptrs = ptrs + (row_o * HEAD_DIM)[:, None] + offs_d[None, :]
+            gl.store(ptrs, acc, mask=(row_o < q_len * GROUP)[:, None])
+            lm_ptrs = partial_lm_ptr + slot * (2 * ROWS) + row_s
+            gl.store(lm_ptrs, l, mask=row_s < q_len * GROUP)
+            gl.store(lm_ptrs + ROWS, m, mask=row_s < q_len * GROUP)
+
+
+@gluon.jit(do_not_specialize=["pairs", "most_parts", "kv_heads"])
+def _hopper_verify_kernel(
+    partial_ptr, partial_lm_ptr, q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, tau_ptr, page_table_ptr,
+    first_page_ptr, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads,
+    stride_q_t: gl.constexpr, stride_q_h: gl.constexpr, stride_k_p: gl.constexpr,
+    stride_k_t: gl.constexpr, stride_k_g: gl.constexpr, stride_v_p: gl.constexpr,
+    stride_v_t: gl.constexpr, stride_v_g: gl.constexpr, stride_page_b, stride_r_t: gl.constexpr,
+    stride_r_h: gl.constexpr, softmax_scale,
+    BIASED: gl.constexpr, EXTENT: gl.constexpr, PAD: gl.constexpr, GROUP: gl.constexpr,
+    ROWS: gl.constexpr, HALVES: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    q_smem = gl.allocate_shared_memory(dtype, [HALVES, 64, HEAD_DIM], layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
+    f_smem = q_smem
+    p_smem = k_smem
+    if BIASED:
+        f_smem = gl.allocate_shared_memory(dtype, [HALVES, 64, TOKENS * BLOCK_R], layout)
+        p_smem = gl.allocate_shared_memory(
+            dtype, [P_STAGES * HALVES, BLOCK_N, TOKENS * BLOCK_R], layout
+        )
+    q_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    p_ready = gl.allocate_shared_memory(gl.int64, [P_STAGES, 1], mbarrier.MBarrierLayout())
+    p_free = gl.allocate_shared_memory(gl.int64, [P_STAGES, 1], mbarrier.MBarrierLayout())
+    # Every producer thread arrives once its own copies have landed, each consumer group once.
+    mbarrier.init(q_ready.index(0), count=128)
+    mbarrier.init(q_free.index(0), count=HALVES)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_ready.index(stage), count=128)
+        mbarrier.init(v_ready.index(stage), count=128)
+        mbarrier.init(k_free.index(stage), count=HALVES)
+        mbarrier.init(v_free.index(stage), count=HALVES)
+    for stage in gl.static_range(P_STAGES):
+        mbarrier.init(p_ready.index(stage), count=128)
+        mbarrier.init(p_free.index(stage), count=HALVES)
+    qk_scale = softmax_scale * LOG2E
+    tau_scale = 1.0 / softmax_scale
+    if HALVES == 1:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    0, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
+                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, k_smem,
+                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
+                    p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, HEAD_DIM, BLOCK_N, STAGES,
+                    P_STAGES, SPLIT, MAX_PARTS,
+                )),
+                (_produce, (
+                    q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
+                    cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t,
+                    stride_q_h, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t,
+                    stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, k_smem,
+                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
+                    p_free, BIASED, EXTENT, PAD, GROUP, HALVES, TOKENS, BLOCK_R, PAGE_SIZE,
+                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                )),
+            ],
+            [4],
+            [96],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    0, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
+                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, k_smem,
+                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
+                    p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, HEAD_DIM, BLOCK_N, STAGES,
+                    P_STAGES, SPLIT, MAX_PARTS,
+                )),
+                (_consume, (
+                    1, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
+                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, k_smem,
+                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
+                    p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, HEAD_DIM, BLOCK_N, STAGES,
+                    P_STAGES, SPLIT, MAX_PARTS,
+                )),
+                (_produce, (
+                    q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
+                    cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t,
+                    stride_q_h, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t,
+                    stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, k_smem,
+                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
+                    p_free, BIASED, EXTENT, PAD, GROUP, HALVES, TOKENS, BLOCK_R, PAGE_SIZE,
+                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                )),
+            ],
+            [4, 4],
+            [208, 88],  # registers of the second consumer and the producer; the first gets the rest
+        )  # fmt: skip
+
+
+def feature_tokens(group: int, max_q_len: int, block_r: int) -> int:
+    """Tokens that the features of a warp group have columns for, a power of two."""
+    tokens = max(min(max_q_len, HALF_ROWS // group), MIN_FEATURES // block_r)
+    return triton.next_power_of_2(tokens)
+
+
+def fits(
+    group: int, max_q_len: int, page_size: int, head_dim: int, bias: RelativeBias | None
+) -> bool:
+    """Whether the kernel can take such a call: key tiles lie in one page, tokens do not straddle
+    warp groups, and the features of a warp group's tokens fit a tile."""
+    if HALF_ROWS % group or group * max_q_len > MAX_ROWS or page_size % 64 or head_dim != 128:
+        return False
+    if bias is None:
+        return True
+    block_r = bias.profile.by_key.shape[1]
+    features = feature_tokens(group, max_q_len, block_r) * block_r
+    return bias.r.shape[2] == block_r and features <= MAX_FEATURES
+
+
+def launch_hopper_verify(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    first_page: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    kv_len: torch.Tensor,
+    bias: RelativeBias | None,
+    partial: torch.Tensor,
+    partial_lm: torch.Tensor,
+    *,
+    max_q_len: int,
+    most_parts: int,
+    max_parts: int,
+    softmax_scale: float,
+    programs: int,
+    row: TuningRow,
+) -> None:
+    """Fill the slots of all requests; arguments as `attention_verify` prepared them.
+
+    Args:
+        max_q_len: bound on the tokens of a request; heads of a K/V head times it are at most 128
+            rows.
+        most_parts: bound on the units of a request.
+        programs: of the persistent grid.
+        row: names SPLIT, BLOCK_N, STAGES, P_STAGES.
+    """
+    B, g, D = kv_len.shape[0], k_pages.shape[2], q.shape[2]
+    group = q.shape[1] // g
+    halves = triton.cdiv(group * max_q_len, HALF_ROWS)
+    block_r = bias.profile.by_key.shape[1] if bias else 16
+    names = ("SPLIT", "BLOCK_N", "STAGES", "P_STAGES")
+    _hopper_verify_kernel[(min(programs, B * g * most_parts),)](
+        partial, partial_lm, q, k_pages, v_pages, bias.r if bias else None,
+        bias.profile.by_key if bias else None, bias.tau if bias else None, page_table, first_page,
+        cu_seqlens_q, kv_len, B * g, most_parts, g, q.stride(0), q.stride(1), k_pages.stride(0),
+        k_pages.stride(1), k_pages.stride(2), v_pages.stride(0), v_pages.stride(1),
+        v_pages.stride(2), page_table.stride(0), bias.r.stride(0) if bias else 0,
+        bias.r.stride(1) if bias else 0, softmax_scale,
+        BIASED=bias is not None,
+        EXTENT=bias.extent if bias else 1,
+        PAD=PROFILE_PAD,
+        GROUP=group,
+        ROWS=group * max_q_len,
+        HALVES=halves,
+        TOKENS=feature_tokens(group, max_q_len, block_r),
+        BLOCK_R=block_r,
+        PAGE_SIZE=k_pages.shape[1],
+        HEAD_DIM=D,
+        MAX_PARTS=max_parts,
+        **{name: row.constexprs[name] for name in names},
+        **row.options,
+    )  # fmt: skip
