@@ -182,7 +182,7 @@ def _launch(
         tokens=max_q_len,
         packed=rows,
         warp_groups=mod != MOD_FN
-        and _warp_groups_fit(arch, group, max_q_len, k_pages.shape[1], D, score_mod),
+        and _warp_groups_fit(arch, group, max_q_len, k_pages.shape[1], D, window, score_mod),
     )
     workspace = workspace or DecodeWorkspace.allocate(
         q.device, max_requests=B, num_kv_heads=g, max_rows=rows, head_dim=D
@@ -202,6 +202,14 @@ def _launch(
     # A bound on the parts of a request: groups where these alone fill the GPU, else units.
     span = min(max_kv_len, window + max_q_len) if window else max_kv_len
     span = max(span, 1)  # rows without keys are written too
+    if row.constexprs.get("VARIANT") == "hopper" and window:
+        from triton_attn.hopper_window import launch_hopper_window
+
+        launch_hopper_window(
+            out, lse, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len, score_mod,
+            max_q_len=max_q_len, window=window, softmax_scale=softmax_scale, row=row,
+        )  # fmt: skip
+        return out if lse is None else (out, lse)
     split = int(row.constexprs["SPLIT"])
     if row.constexprs.get("VARIANT") == "hopper":
         from triton_attn.hopper_verify import launch_hopper_verify  # Gluon: only where it is used
@@ -218,7 +226,8 @@ def _launch(
         return out if lse is None else (out, lse)
     units = int(row.constexprs["UNITS"])
     most_units, tiles = triton.cdiv(span, split) + (1 if window else 0), pairs * row_blocks
-    constants = dict(row.constexprs)
+    constants = {"V_FIRST": False, **row.constexprs}
+    constants.pop("MERGE_WARPS", None)
     many = int(constants.pop("FILL", FILL)) * arch.compute_units // 100
     groups = triton.cdiv(most_units, units)
     most_parts = groups if tiles * groups >= many else most_units
@@ -308,7 +317,7 @@ def _merge(
         MAX_PARTS=MAX_PARTS,
         MERGE=row.constexprs["MERGE"],
         PDL=pdl,
-        num_warps=4,
+        num_warps=row.constexprs.get("MERGE_WARPS", 4),
         **constants,
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
+    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -44,12 +45,13 @@ MIN_FEATURES, MAX_FEATURES = 64, 256
 
 
 @gluon.jit
-def _item(
-    turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, SPLIT: gl.constexpr,
-    MAX_PARTS: gl.constexpr,
+def item(
+    turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, WINDOW: gl.constexpr,
+    SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
 ):  # fmt: skip
     """Item of round `turn`: request, K/V head, part, first token, q_len (0: no item), position of
-    the first token, first key, end of the keys. Last units, which have the bias, come first."""
+    the first token, first key, end of the keys. Last units, which have the bias, come first; a
+    window is one unit."""
     index = turn * gl.num_programs(0) + gl.program_id(0)
     here = index < pairs * most_parts
     pair = index % pairs
@@ -57,58 +59,73 @@ def _item(
     token0 = gl.load(cu_seqlens_q_ptr + request)
     q_len = gl.load(cu_seqlens_q_ptr + request + 1) - token0
     kv_len = gl.load(kv_len_ptr + request)
+    q_start = kv_len - q_len
     unit = SPLIT * gl.maximum(gl.cdiv(kv_len, SPLIT * MAX_PARTS), 1)
     part = gl.maximum(gl.cdiv(kv_len, unit), 1) - 1 - index // pairs
     begin = part * unit
-    return (
-        request, pair % kv_heads, part, token0, gl.where(here & (part >= 0), q_len, 0),
-        kv_len - q_len, begin, gl.minimum(begin + unit, kv_len),
-    )  # fmt: skip
+    end = gl.minimum(begin + unit, kv_len)
+    if WINDOW > 0:
+        part = 0 - index // pairs
+        begin = gl.maximum(q_start - WINDOW + 1, 0)
+        end = kv_len
+    q_len = gl.where(here & (part >= 0), q_len, 0)
+    return request, pair % kv_heads, part, token0, q_len, q_start, begin, end
 
 
 @gluon.jit
-def _tiles(q_start, begin, end, BIASED: gl.constexpr, EXTENT: gl.constexpr, BLOCK_N: gl.constexpr):
+def tiles(
+    q_start, begin, end, BIASED: gl.constexpr, EXTENT: gl.constexpr, WINDOW: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):  # fmt: skip
     """(bottom, low, top): numbers of an item's lowest and highest key tile; tiles below `low` have
-    neither masks nor bias. The highest is always treated as if it had both."""
+    neither masks nor bias. The highest is always treated as if it had both. A window has an even
+    number of tiles, the lowest may be wholly before it."""
     bottom = begin // BLOCK_N
     top = gl.maximum((end - 1) // BLOCK_N, bottom)
     low = (q_start + 1) // BLOCK_N
     if BIASED:
         low = gl.maximum(q_start - EXTENT + 1, 0) // BLOCK_N
-    return bottom, gl.maximum(gl.minimum(low, top), bottom), top
+    low = gl.maximum(gl.minimum(low, top), bottom)
+    if WINDOW > 0:
+        bottom = bottom - (top - bottom + 1) % 2
+        low = bottom
+    return bottom, low, top
 
 
 @gluon.jit
-def _produce(
+def produce(
     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr,
     kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t: gl.constexpr, stride_q_h: gl.constexpr,
     stride_k_p: gl.constexpr, stride_k_t: gl.constexpr, stride_k_g: gl.constexpr,
     stride_v_p: gl.constexpr, stride_v_t: gl.constexpr, stride_v_g: gl.constexpr, stride_page_b,
     stride_r_t: gl.constexpr, stride_r_h: gl.constexpr, q_smem, f_smem, k_smem, v_smem, p_smem,
     q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
-    BIASED: gl.constexpr, EXTENT: gl.constexpr, PAD: gl.constexpr, GROUP: gl.constexpr,
-    HALVES: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr, PAGE_SIZE: gl.constexpr,
-    HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+    BIASED: gl.constexpr, EXTENT: gl.constexpr, PAD: gl.constexpr, WINDOW: gl.constexpr,
+    GROUP: gl.constexpr, HALVES: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
 ):  # fmt: skip
     features: gl.constexpr = TOKENS * BLOCK_R
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // features, features // 8], [4, 1], [1, 0])
+    chunk: gl.constexpr = 128 if features > 128 else features
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // chunk, chunk // 8], [4, 1], [1, 0])
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
     offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))
     wide_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, wide))
     wide_m = gl.arange(0, 64, gl.SliceLayout(1, wide))
     cols = gl.arange(0, features, gl.SliceLayout(0, wide))
+    part_cols = gl.arange(0, chunk, gl.SliceLayout(0, wide))
     count = 0
     biased = 0
     done = 0
     for turn in range(gl.cdiv(pairs * most_parts, gl.num_programs(0))):
-        request, kv_head, _part, token0, q_len, q_start, begin, end = _item(
-            turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, SPLIT, MAX_PARTS
-        )
+        request, kv_head, _part, token0, q_len, q_start, begin, end = item(
+            turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, WINDOW, SPLIT,
+            MAX_PARTS,
+        )  # fmt: skip
         if q_len > 0:
             mbarrier.wait(q_free.index(0), (done & 1) ^ 1)
             row0 = token0.to(gl.int64)
@@ -138,13 +155,14 @@ def _produce(
                 + request.to(gl.int64) * stride_page_b
                 - gl.load(first_page_ptr + request)
             )
-            bottom, low, top = _tiles(q_start, begin, end, BIASED, EXTENT, BLOCK_N)
+            bottom, low, top = tiles(q_start, begin, end, BIASED, EXTENT, WINDOW, BLOCK_N)
             for back in range(top - bottom + 1):
                 n0 = (top - back) * BLOCK_N
-                mask = (n0 + offs_n < end)[:, None]
+                n = n0 + offs_n
+                mask = ((n >= begin) & (n < end))[:, None]
                 stage = count % STAGES
                 phase = (count // STAGES) & 1
-                page = gl.load(page_row_ptr + n0 // PAGE_SIZE).to(gl.int64)
+                page = gl.load(page_row_ptr + gl.maximum(n0, begin) // PAGE_SIZE).to(gl.int64)
                 in_page = n0 % PAGE_SIZE
                 k_base = k_ptr + page * stride_k_p + in_page * stride_k_t + kv_head * stride_k_g
                 v_base = v_ptr + page * stride_v_p + in_page * stride_v_t + kv_head * stride_v_g
@@ -161,13 +179,14 @@ def _produce(
                         near = (n0 + wide_n + EXTENT > q_start - BLOCK_N)[:, None]
                         for half in gl.static_range(HALVES):
                             first_row = n0 + (EXTENT + PAD - TOKENS - half * (64 // GROUP))
-                            first_row = first_row - q_start
-                            p_ptrs = by_key_ptr + first_row * BLOCK_R
-                            async_copy.async_copy_global_to_shared(
-                                p_smem.index(p_stage * HALVES + half),
-                                p_ptrs + wide_n[:, None] * BLOCK_R + cols[None, :],
-                                mask=near,
-                            )
+                            p_ptrs = by_key_ptr + (first_row - q_start) * BLOCK_R
+                            p_ptrs = p_ptrs + wide_n[:, None] * BLOCK_R + part_cols[None, :]
+                            tile = p_smem.index(p_stage * HALVES + half)
+                            for part in gl.static_range(features // chunk):
+                                # Through the L1 cache, since rows overlap.
+                                p = gl.load(p_ptrs + part * chunk, mask=near, other=0.0)
+                                tile.slice(part * chunk, chunk, dim=1).store(p)
+                        fence_async_shared()
                         async_copy.mbarrier_arrive(p_ready.index(p_stage), increment_count=False)
                         biased += 1
                 mbarrier.wait(v_free.index(stage), phase ^ 1)
@@ -177,7 +196,7 @@ def _produce(
 
 
 @gluon.jit
-def _start_scores(
+def start_scores(
     q, f, k_smem, p_smem, k_ready, p_ready, count, biased,
     WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, BIASED: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr,
@@ -197,22 +216,34 @@ def _start_scores(
 
 
 @gluon.jit
-def _step(
+def in_window(s, tile, q_pos, keys, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Hide keys before each row's window, and those before the first of all."""
+    if WINDOW > 0:
+        n = tile * BLOCK_N + keys
+        seen = (n[None, :] > (q_pos - WINDOW)[:, None]) & (n >= 0)[None, :]
+        s = gl.where(seen, s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def step(
     acc, words, m, l, tile, count, biased, q, f, factor, k_smem, v_smem, p_smem, k_ready, k_free,
     v_ready, v_free, p_ready, p_free, q_pos, keys, qk_scale,
     WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, BIASED: gl.constexpr, MASKED: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr,
-    O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
+    WINDOW: gl.constexpr, STRIDE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """Scores of tile number `count`, while the p.v product of the tile before it runs."""
+    """Scores of tile number `count`, while the p.v product of this group's tile before it (STRIDE
+    tiles back) runs."""
     # Before the products start: nothing else may write their operands' registers then.
     p = unpack(words, BLOCK_N, P_LAYOUT, DTYPE)
-    before = (count - 1) % STAGES
-    s, b = _start_scores(
+    before = (count - STRIDE) % STAGES
+    s, b = start_scores(
         q, f, k_smem, p_smem, k_ready, p_ready, count, biased, WARP_GROUP, HALVES, BIASED, BLOCK_N,
         STAGES, P_STAGES, S_LAYOUT,
     )  # fmt: skip
-    mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
+    mbarrier.wait(v_ready.index(before), ((count - STRIDE) // STAGES) & 1)
     acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
     if BIASED:
         s, b = warpgroup_mma_wait(1, deps=[s, b])
@@ -221,6 +252,7 @@ def _step(
     else:
         s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(count % STAGES), count=1)
+    s = in_window(s, tile, q_pos, keys, WINDOW, BLOCK_N)
     p_new, m, l, alpha = softmax(s, m, l, tile, q_pos, keys, qk_scale, MASKED, 0, BLOCK_N)
     # l depends on every exponential: they are all issued before the wait, under the p.v product.
     acc, l, p_new = warpgroup_mma_wait(0, deps=[acc, l, p_new])
@@ -249,18 +281,18 @@ def _consume(
     row_s = m0 + gl.arange(0, 64, gl.SliceLayout(1, s_layout))
     row_o = m0 + gl.arange(0, 64, gl.SliceLayout(1, o_layout))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
-    q = q_smem.index(warp_group)
+    q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     f = f_smem.index(warp_group)
     count = 0
     biased = 0
     done = 0
     let_next_start()
     for turn in range(gl.cdiv(pairs * most_parts, gl.num_programs(0))):
-        request, kv_head, part, token0, q_len, q_start, begin, end = _item(
-            turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, SPLIT, MAX_PARTS
+        request, kv_head, part, token0, q_len, q_start, begin, end = item(
+            turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, 0, SPLIT, MAX_PARTS
         )
         if q_len > 0:
-            bottom, low, top = _tiles(q_start, begin, end, BIASED, EXTENT, BLOCK_N)
+            bottom, low, top = tiles(q_start, begin, end, BIASED, EXTENT, 0, BLOCK_N)
             token = row_s // GROUP
             q_pos = q_start + token
             factor = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, s_layout)) * tau_scale
@@ -268,7 +300,9 @@ def _consume(
                 tau = gl.load(tau_ptr + token0 + token, mask=token < q_len, other=0.0)
                 factor = factor * tau
             mbarrier.wait(q_ready.index(0), done & 1)
-            s, b = _start_scores(
+            # From registers: shared memory could not feed the tensor cores with both operands.
+            q = q_smem.index(warp_group).load(q_layout)
+            s, b = start_scores(
                 q, f, k_smem, p_smem, k_ready, p_ready, count, biased, warp_group, HALVES, BIASED,
                 BLOCK_N, STAGES, P_STAGES, s_layout,
             )  # fmt: skip
@@ -287,24 +321,25 @@ def _consume(
             count += 1
             biased += 1
             for back in range(top - low):
-                acc, p, m, l = _step(
+                acc, p, m, l = step(
                     acc, p, m, l, top - 1 - back, count, biased, q, f, factor, k_smem, v_smem,
                     p_smem, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
-                    qk_scale, warp_group, HALVES, BIASED, DIAGONAL, BLOCK_N, STAGES, P_STAGES,
+                    qk_scale, warp_group, HALVES, BIASED, DIAGONAL, 0, 1, BLOCK_N, STAGES, P_STAGES,
                     s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
                 biased += 1
+            # Queries are in registers and features used up: the next item's may come.
+            mbarrier.arrive(q_free.index(0), count=1)
+            done += 1
             for back in range(low - bottom):
-                acc, p, m, l = _step(
+                acc, p, m, l = step(
                     acc, p, m, l, low - 1 - back, count, biased, q, f, factor, k_smem, v_smem,
                     p_smem, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
-                    qk_scale, warp_group, HALVES, False, CLEAR, BLOCK_N, STAGES, P_STAGES,
+                    qk_scale, warp_group, HALVES, False, CLEAR, 0, 1, BLOCK_N, STAGES, P_STAGES,
                     s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
-            mbarrier.arrive(q_free.index(0), count=1)
-            done += 1
             p = unpack(p, BLOCK_N, p_layout, dtype)
             before = (count - 1) % STAGES
             mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
@@ -376,13 +411,13 @@ def _hopper_verify_kernel(
                     p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, HEAD_DIM, BLOCK_N, STAGES,
                     P_STAGES, SPLIT, MAX_PARTS,
                 )),
-                (_produce, (
+                (produce, (
                     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
                     cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t,
                     stride_q_h, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t,
                     stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, k_smem,
                     v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
-                    p_free, BIASED, EXTENT, PAD, GROUP, HALVES, TOKENS, BLOCK_R, PAGE_SIZE,
+                    p_free, BIASED, EXTENT, PAD, 0, GROUP, HALVES, TOKENS, BLOCK_R, PAGE_SIZE,
                     HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
                 )),
             ],
@@ -406,13 +441,13 @@ def _hopper_verify_kernel(
                     p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, HEAD_DIM, BLOCK_N, STAGES,
                     P_STAGES, SPLIT, MAX_PARTS,
                 )),
-                (_produce, (
+                (produce, (
                     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
                     cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t,
                     stride_q_h, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t,
                     stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, k_smem,
                     v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
-                    p_free, BIASED, EXTENT, PAD, GROUP, HALVES, TOKENS, BLOCK_R, PAGE_SIZE,
+                    p_free, BIASED, EXTENT, PAD, 0, GROUP, HALVES, TOKENS, BLOCK_R, PAGE_SIZE,
                     HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
                 )),
             ],
@@ -428,11 +463,18 @@ def feature_tokens(group: int, max_q_len: int, block_r: int) -> int:
 
 
 def fits(
-    group: int, max_q_len: int, page_size: int, head_dim: int, bias: RelativeBias | None
+    group: int,
+    max_q_len: int,
+    page_size: int,
+    head_dim: int,
+    window: int,
+    bias: RelativeBias | None,
 ) -> bool:
-    """Whether the kernel can take such a call: key tiles lie in one page, tokens do not straddle
-    warp groups, and the features of a warp group's tokens fit a tile."""
-    if HALF_ROWS % group or group * max_q_len > MAX_ROWS or page_size % 64 or head_dim != 128:
+    """Whether this kernel (or with a window that of hopper_window.py) can take such a call: key
+    tiles lie in one page, tokens do not straddle warp groups, and the features of a warp group's
+    tokens fit a tile."""
+    most_rows = HALF_ROWS if window else MAX_ROWS
+    if HALF_ROWS % group or group * max_q_len > most_rows or page_size % 64 or head_dim != 128:
         return False
     if bias is None:
         return True
