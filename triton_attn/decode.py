@@ -200,7 +200,7 @@ def _launch(
         )
     partial, partial_lm = workspace.partial, workspace.partial[lm_at:]
     # A bound on the parts of a request: groups where these alone fill the GPU, else units.
-    span = min(max_kv_len, window + max_q_len) if window else max_kv_len
+    span = min(max_kv_len, window + max_q_len - 1) if window else max_kv_len
     span = max(span, 1)  # rows without keys are written too
     if row.constexprs.get("VARIANT") == "hopper" and window:
         from triton_attn.hopper_window import launch_hopper_window
@@ -225,7 +225,9 @@ def _launch(
         )  # fmt: skip
         return out if lse is None else (out, lse)
     units = int(row.constexprs["UNITS"])
-    most_units, tiles = triton.cdiv(span, split) + (1 if window else 0), pairs * row_blocks
+    # A window starts anywhere in its first unit.
+    most_units = triton.cdiv(span - 1, split) + 1 if window else triton.cdiv(span, split)
+    tiles = pairs * row_blocks
     constants = {"V_FIRST": False, **row.constexprs}
     constants.pop("MERGE_WARPS", None)
     many = int(constants.pop("FILL", FILL)) * arch.compute_units // 100

@@ -21,7 +21,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -39,9 +38,8 @@ from triton_attn.hopper_consumer import (
 )
 from triton_attn.score_mod import PROFILE_PAD, RelativeBias
 
-# Query rows of a consumer and of a request; columns of the features' product.
-HALF_ROWS, MAX_ROWS = 64, 128
-MIN_FEATURES, MAX_FEATURES = 64, 256
+# Query rows of a consumer and of a request; columns of a features' product.
+HALF_ROWS, MAX_ROWS, MAX_FEATURES = 64, 128, 128
 
 
 @gluon.jit
@@ -93,31 +91,63 @@ def tiles(
 
 
 @gluon.jit
+def _copy_features(
+    f_tile, r_row_ptr, kv_head, half, q_len, stride_r_t: gl.constexpr, stride_r_h: gl.constexpr,
+    GROUP: gl.constexpr, SKIPPED: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
+):  # fmt: skip
+    """[64, TOKENS * BLOCK_R]: r of a row's token in the columns of that token, zeros elsewhere;
+    the half's tokens SKIPPED, ..., later ones first."""
+    width: gl.constexpr = TOKENS * BLOCK_R
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+    i = half * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    cols = gl.arange(0, width, gl.SliceLayout(0, layout))
+    token = i // GROUP
+    owner = half * (64 // GROUP) + (SKIPPED + TOKENS - 1) - cols // BLOCK_R
+    mine = (token[:, None] == owner[None, :]) & (token < q_len)[:, None]
+    ptrs = r_row_ptr + (token * stride_r_t + (kv_head * GROUP + i % GROUP) * stride_r_h)[:, None]
+    async_copy.async_copy_global_to_shared(f_tile, ptrs + (cols % BLOCK_R)[None, :], mask=mine)
+
+
+@gluon.jit
+def _copy_profile(
+    p_tile, by_key_ptr, n0, q_start, half, EXTENT: gl.constexpr, PAD: gl.constexpr,
+    GROUP: gl.constexpr, SKIPPED: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """The profile that those tokens see at keys n0 ..., [BLOCK_N, TOKENS * BLOCK_R]; rows of it
+    overlap in memory."""
+    width: gl.constexpr = TOKENS * BLOCK_R
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+    n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
+    cols = gl.arange(0, width, gl.SliceLayout(0, layout))
+    first_row = n0 - q_start + (EXTENT + PAD - TOKENS - SKIPPED - half * (64 // GROUP))
+    ptrs = by_key_ptr + first_row * BLOCK_R
+    # The highest tile may lie beyond the extent, and off the profile.
+    near = (n0 + n + EXTENT > q_start - BLOCK_N)[:, None]
+    async_copy.async_copy_global_to_shared(
+        p_tile, ptrs + n[:, None] * BLOCK_R + cols[None, :], mask=near
+    )
+
+
+@gluon.jit
 def produce(
     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr,
     kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t: gl.constexpr, stride_q_h: gl.constexpr,
     stride_k_p: gl.constexpr, stride_k_t: gl.constexpr, stride_k_g: gl.constexpr,
     stride_v_p: gl.constexpr, stride_v_t: gl.constexpr, stride_v_g: gl.constexpr, stride_page_b,
-    stride_r_t: gl.constexpr, stride_r_h: gl.constexpr, q_smem, f_smem, k_smem, v_smem, p_smem,
-    q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
+    stride_r_t: gl.constexpr, stride_r_h: gl.constexpr, q_smem, f_smem, f_more, k_smem, v_smem,
+    p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
     BIASED: gl.constexpr, EXTENT: gl.constexpr, PAD: gl.constexpr, WINDOW: gl.constexpr,
-    GROUP: gl.constexpr, HALVES: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
-    PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+    GROUP: gl.constexpr, HALVES: gl.constexpr, TOKENS: gl.constexpr, MORE: gl.constexpr,
+    BLOCK_R: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
 ):  # fmt: skip
-    features: gl.constexpr = TOKENS * BLOCK_R
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
-    chunk: gl.constexpr = 128 if features > 128 else features
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // chunk, chunk // 8], [4, 1], [1, 0])
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
     offs_m = gl.arange(0, 64, gl.SliceLayout(1, layout))
-    wide_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, wide))
-    wide_m = gl.arange(0, 64, gl.SliceLayout(1, wide))
-    cols = gl.arange(0, features, gl.SliceLayout(0, wide))
-    part_cols = gl.arange(0, chunk, gl.SliceLayout(0, wide))
     count = 0
     biased = 0
     done = 0
@@ -127,6 +157,11 @@ def produce(
             MAX_PARTS,
         )  # fmt: skip
         if q_len > 0:
+            page_row_ptr = (
+                page_table_ptr
+                + request.to(gl.int64) * stride_page_b
+                - gl.load(first_page_ptr + request)
+            )
             mbarrier.wait(q_free.index(0), (done & 1) ^ 1)
             row0 = token0.to(gl.int64)
             q_row_ptr = q_ptr + row0 * stride_q_t + kv_head * GROUP * stride_q_h
@@ -139,22 +174,18 @@ def produce(
                     mask=(i < q_len * GROUP)[:, None],
                 )
                 if BIASED:
-                    i = half * 64 + wide_m
-                    token = i // GROUP
-                    r_offs = token * stride_r_t + (kv_head * GROUP + i % GROUP) * stride_r_h
-                    r_ptrs = (r_ptr + row0 * stride_r_t) + r_offs[:, None]
-                    owner = half * (64 // GROUP) + TOKENS - 1 - cols // BLOCK_R
-                    mine = (token[:, None] == owner[None, :]) & (token < q_len)[:, None]
-                    async_copy.async_copy_global_to_shared(
-                        f_smem.index(half), r_ptrs + (cols % BLOCK_R)[None, :], mask=mine
-                    )
+                    r_row_ptr = r_ptr + row0 * stride_r_t
+                    _copy_features(
+                        f_smem.index(half), r_row_ptr, kv_head, half, q_len, stride_r_t,
+                        stride_r_h, GROUP, 0, TOKENS, BLOCK_R,
+                    )  # fmt: skip
+                    if MORE > 0:
+                        _copy_features(
+                            f_more.index(half), r_row_ptr, kv_head, half, q_len, stride_r_t,
+                            stride_r_h, GROUP, TOKENS, MORE, BLOCK_R,
+                        )  # fmt: skip
             async_copy.mbarrier_arrive(q_ready.index(0), increment_count=False)
             done += 1
-            page_row_ptr = (
-                page_table_ptr
-                + request.to(gl.int64) * stride_page_b
-                - gl.load(first_page_ptr + request)
-            )
             bottom, low, top = tiles(q_start, begin, end, BIASED, EXTENT, WINDOW, BLOCK_N)
             for back in range(top - bottom + 1):
                 n0 = (top - back) * BLOCK_N
@@ -175,18 +206,16 @@ def produce(
                     if (top - back >= low) | (back == 0):
                         p_stage = biased % P_STAGES
                         mbarrier.wait(p_free.index(p_stage), ((biased // P_STAGES) & 1) ^ 1)
-                        # The highest tile may lie beyond the extent, and off the profile.
-                        near = (n0 + wide_n + EXTENT > q_start - BLOCK_N)[:, None]
                         for half in gl.static_range(HALVES):
-                            first_row = n0 + (EXTENT + PAD - TOKENS - half * (64 // GROUP))
-                            p_ptrs = by_key_ptr + (first_row - q_start) * BLOCK_R
-                            p_ptrs = p_ptrs + wide_n[:, None] * BLOCK_R + part_cols[None, :]
-                            tile = p_smem.index(p_stage * HALVES + half)
-                            for part in gl.static_range(features // chunk):
-                                # Through the L1 cache, since rows overlap.
-                                p = gl.load(p_ptrs + part * chunk, mask=near, other=0.0)
-                                tile.slice(part * chunk, chunk, dim=1).store(p)
-                        fence_async_shared()
+                            _copy_profile(
+                                p_smem.index(p_stage * HALVES + half), by_key_ptr, n0, q_start,
+                                half, EXTENT, PAD, GROUP, 0, TOKENS, BLOCK_R, BLOCK_N,
+                            )  # fmt: skip
+                            if MORE > 0:
+                                _copy_profile(
+                                    p_more.index(p_stage * HALVES + half), by_key_ptr, n0, q_start,
+                                    half, EXTENT, PAD, GROUP, TOKENS, MORE, BLOCK_R, BLOCK_N,
+                                )  # fmt: skip
                         async_copy.mbarrier_arrive(p_ready.index(p_stage), increment_count=False)
                         biased += 1
                 mbarrier.wait(v_free.index(stage), phase ^ 1)
@@ -197,9 +226,9 @@ def produce(
 
 @gluon.jit
 def start_scores(
-    q, f, k_smem, p_smem, k_ready, p_ready, count, biased,
-    WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, BIASED: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr,
+    q, f, f_more, k_smem, p_smem, p_more, k_ready, p_ready, count, biased,
+    WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, MORE: gl.constexpr, BIASED: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Start q.k and (with BIASED, else a copy of q.k's handle) features.profile of one tile."""
     stage = count % STAGES
@@ -212,6 +241,9 @@ def start_scores(
         mbarrier.wait(p_ready.index(p_stage), (biased // P_STAGES) & 1)
         profile = p_smem.index(p_stage * HALVES + WARP_GROUP).permute((1, 0))
         b = warpgroup_mma(f, profile, zero, use_acc=False, is_async=True)
+        if MORE > 0:
+            profile = p_more.index(p_stage * HALVES + WARP_GROUP).permute((1, 0))
+            b = warpgroup_mma(f_more, profile, b, is_async=True)
     return s, b
 
 
@@ -227,11 +259,11 @@ def in_window(s, tile, q_pos, keys, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr)
 
 @gluon.jit
 def step(
-    acc, words, m, l, tile, count, biased, q, f, factor, k_smem, v_smem, p_smem, k_ready, k_free,
-    v_ready, v_free, p_ready, p_free, q_pos, keys, qk_scale,
-    WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, BIASED: gl.constexpr, MASKED: gl.constexpr,
-    WINDOW: gl.constexpr, STRIDE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    acc, words, m, l, tile, count, biased, q, f, f_more, factor, k_smem, v_smem, p_smem, p_more,
+    k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys, qk_scale,
+    WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, MORE: gl.constexpr, BIASED: gl.constexpr,
+    MASKED: gl.constexpr, WINDOW: gl.constexpr, STRIDE: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile number `count`, while the p.v product of this group's tile before it (STRIDE
@@ -240,8 +272,8 @@ def step(
     p = unpack(words, BLOCK_N, P_LAYOUT, DTYPE)
     before = (count - STRIDE) % STAGES
     s, b = start_scores(
-        q, f, k_smem, p_smem, k_ready, p_ready, count, biased, WARP_GROUP, HALVES, BIASED, BLOCK_N,
-        STAGES, P_STAGES, S_LAYOUT,
+        q, f, f_more, k_smem, p_smem, p_more, k_ready, p_ready, count, biased, WARP_GROUP, HALVES,
+        MORE, BIASED, BLOCK_N, STAGES, P_STAGES, S_LAYOUT,
     )  # fmt: skip
     mbarrier.wait(v_ready.index(before), ((count - STRIDE) // STAGES) & 1)
     acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
@@ -264,11 +296,12 @@ def step(
 @gluon.jit
 def _consume(
     warp_group: gl.constexpr, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr,
-    kv_len_ptr, pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, k_smem, v_smem,
-    p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
+    kv_len_ptr, pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_more, k_smem,
+    v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
     BIASED: gl.constexpr, EXTENT: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
-    HALVES: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+    HALVES: gl.constexpr, MORE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+    Q_REGS: gl.constexpr,
 ):  # fmt: skip
     """Rows warp_group * 64 ... of every item of this program. A group without rows computes all the
     same: its products end with the other's."""
@@ -283,6 +316,7 @@ def _consume(
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
     q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     f = f_smem.index(warp_group)
+    f2 = f_more.index(warp_group)
     count = 0
     biased = 0
     done = 0
@@ -301,10 +335,12 @@ def _consume(
                 factor = factor * tau
             mbarrier.wait(q_ready.index(0), done & 1)
             # From registers: shared memory could not feed the tensor cores with both operands.
-            q = q_smem.index(warp_group).load(q_layout)
+            q = q_smem.index(warp_group)
+            if Q_REGS:
+                q = q_smem.index(warp_group).load(q_layout)
             s, b = start_scores(
-                q, f, k_smem, p_smem, k_ready, p_ready, count, biased, warp_group, HALVES, BIASED,
-                BLOCK_N, STAGES, P_STAGES, s_layout,
+                q, f, f2, k_smem, p_smem, p_more, k_ready, p_ready, count, biased, warp_group,
+                HALVES, MORE, BIASED, BLOCK_N, STAGES, P_STAGES, s_layout,
             )  # fmt: skip
             if BIASED:
                 s, b = warpgroup_mma_wait(0, deps=[s, b])
@@ -322,24 +358,27 @@ def _consume(
             biased += 1
             for back in range(top - low):
                 acc, p, m, l = step(
-                    acc, p, m, l, top - 1 - back, count, biased, q, f, factor, k_smem, v_smem,
-                    p_smem, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
-                    qk_scale, warp_group, HALVES, BIASED, DIAGONAL, 0, 1, BLOCK_N, STAGES, P_STAGES,
-                    s_layout, o_layout, p_layout, dtype,
+                    acc, p, m, l, top - 1 - back, count, biased, q, f, f2, factor, k_smem, v_smem,
+                    p_smem, p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
+                    qk_scale, warp_group, HALVES, MORE, BIASED, DIAGONAL, 0, 1, BLOCK_N, STAGES,
+                    P_STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
                 biased += 1
             # Queries are in registers and features used up: the next item's may come.
-            mbarrier.arrive(q_free.index(0), count=1)
+            if Q_REGS:
+                mbarrier.arrive(q_free.index(0), count=1)
             done += 1
             for back in range(low - bottom):
                 acc, p, m, l = step(
-                    acc, p, m, l, low - 1 - back, count, biased, q, f, factor, k_smem, v_smem,
-                    p_smem, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
-                    qk_scale, warp_group, HALVES, False, CLEAR, 0, 1, BLOCK_N, STAGES, P_STAGES,
-                    s_layout, o_layout, p_layout, dtype,
+                    acc, p, m, l, low - 1 - back, count, biased, q, f, f2, factor, k_smem, v_smem,
+                    p_smem, p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
+                    qk_scale, warp_group, HALVES, MORE, False, CLEAR, 0, 1, BLOCK_N, STAGES,
+                    P_STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
+            if not Q_REGS:
+                mbarrier.arrive(q_free.index(0), count=1)
             p = unpack(p, BLOCK_N, p_layout, dtype)
             before = (count - 1) % STAGES
             mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
@@ -355,6 +394,26 @@ def _consume(
             gl.store(lm_ptrs + ROWS, m, mask=row_s < q_len * GROUP)
 
 
+@gluon.jit
+def feature_tiles(
+    none, HALVES: gl.constexpr, P_STAGES: gl.constexpr, BIASED: gl.constexpr,
+    TOKENS: gl.constexpr, BLOCK_R: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """Shared memory of the features and of the profile for TOKENS tokens; `none` twice without."""
+    f_tiles = none
+    p_tiles = none
+    if BIASED and TOKENS > 0:
+        width: gl.constexpr = TOKENS * BLOCK_R
+        bytes: gl.constexpr = 128 if width >= 64 else 2 * width
+        layout: gl.constexpr = gl.NVMMASharedLayout(
+            swizzle_byte_width=bytes, element_bitwidth=16, rank=2
+        )
+        dtype: gl.constexpr = none.dtype
+        f_tiles = gl.allocate_shared_memory(dtype, [HALVES, 64, width], layout)
+        p_tiles = gl.allocate_shared_memory(dtype, [P_STAGES * HALVES, BLOCK_N, width], layout)
+    return f_tiles, p_tiles
+
+
 @gluon.jit(do_not_specialize=["pairs", "most_parts", "kv_heads"])
 def _hopper_verify_kernel(
     partial_ptr, partial_lm_ptr, q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, tau_ptr, page_table_ptr,
@@ -362,24 +421,19 @@ def _hopper_verify_kernel(
     stride_q_t: gl.constexpr, stride_q_h: gl.constexpr, stride_k_p: gl.constexpr,
     stride_k_t: gl.constexpr, stride_k_g: gl.constexpr, stride_v_p: gl.constexpr,
     stride_v_t: gl.constexpr, stride_v_g: gl.constexpr, stride_page_b, stride_r_t: gl.constexpr,
-    stride_r_h: gl.constexpr, softmax_scale,
-    BIASED: gl.constexpr, EXTENT: gl.constexpr, PAD: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr, HALVES: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
-    PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+    stride_r_h: gl.constexpr, softmax_scale, BIASED: gl.constexpr, EXTENT: gl.constexpr,
+    PAD: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr,
+    TOKENS: gl.constexpr, MORE: gl.constexpr, BLOCK_R: gl.constexpr, PAGE_SIZE: gl.constexpr,
+    HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr, Q_REGS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_smem = gl.allocate_shared_memory(dtype, [HALVES, 64, HEAD_DIM], layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
-    f_smem = q_smem
-    p_smem = k_smem
-    if BIASED:
-        f_smem = gl.allocate_shared_memory(dtype, [HALVES, 64, TOKENS * BLOCK_R], layout)
-        p_smem = gl.allocate_shared_memory(
-            dtype, [P_STAGES * HALVES, BLOCK_N, TOKENS * BLOCK_R], layout
-        )
+    f_smem, p_smem = feature_tiles(q_smem, HALVES, P_STAGES, BIASED, TOKENS, BLOCK_R, BLOCK_N)
+    f_more, p_more = feature_tiles(q_smem, HALVES, P_STAGES, BIASED, MORE, BLOCK_R, BLOCK_N)
     q_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     q_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -406,19 +460,19 @@ def _hopper_verify_kernel(
             [
                 (_consume, (
                     0, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
-                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, k_smem,
-                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
-                    p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, HEAD_DIM, BLOCK_N, STAGES,
-                    P_STAGES, SPLIT, MAX_PARTS,
+                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_more,
+                    k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
+                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, MORE, HEAD_DIM,
+                    BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, Q_REGS,
                 )),
                 (produce, (
                     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
                     cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t,
                     stride_q_h, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t,
-                    stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, k_smem,
-                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
-                    p_free, BIASED, EXTENT, PAD, 0, GROUP, HALVES, TOKENS, BLOCK_R, PAGE_SIZE,
-                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                    stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, f_more,
+                    k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
+                    v_free, p_ready, p_free, BIASED, EXTENT, PAD, 0, GROUP, HALVES, TOKENS, MORE,
+                    BLOCK_R, PAGE_SIZE, HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
                 )),
             ],
             [4],
@@ -429,26 +483,26 @@ def _hopper_verify_kernel(
             [
                 (_consume, (
                     0, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
-                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, k_smem,
-                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
-                    p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, HEAD_DIM, BLOCK_N, STAGES,
-                    P_STAGES, SPLIT, MAX_PARTS,
+                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_more,
+                    k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
+                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, MORE, HEAD_DIM,
+                    BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, Q_REGS,
                 )),
                 (_consume, (
                     1, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
-                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, k_smem,
-                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
-                    p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, HEAD_DIM, BLOCK_N, STAGES,
-                    P_STAGES, SPLIT, MAX_PARTS,
+                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_more,
+                    k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
+                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, MORE, HEAD_DIM,
+                    BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, Q_REGS,
                 )),
                 (produce, (
                     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
                     cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, stride_q_t,
                     stride_q_h, stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t,
-                    stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, k_smem,
-                    v_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready,
-                    p_free, BIASED, EXTENT, PAD, 0, GROUP, HALVES, TOKENS, BLOCK_R, PAGE_SIZE,
-                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                    stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, f_more,
+                    k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
+                    v_free, p_ready, p_free, BIASED, EXTENT, PAD, 0, GROUP, HALVES, TOKENS, MORE,
+                    BLOCK_R, PAGE_SIZE, HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
                 )),
             ],
             [4, 4],
@@ -456,10 +510,12 @@ def _hopper_verify_kernel(
         )  # fmt: skip
 
 
-def feature_tokens(group: int, max_q_len: int, block_r: int) -> int:
-    """Tokens that the features of a warp group have columns for, a power of two."""
-    tokens = max(min(max_q_len, HALF_ROWS // group), MIN_FEATURES // block_r)
-    return triton.next_power_of_2(tokens)
+def feature_tokens(group: int, max_q_len: int, block_r: int) -> tuple[int, int]:
+    """Tokens in the first and (0: not needed) second features' product of a warp group, powers of
+    two; a product is at most 128 columns wide."""
+    tokens = min(max_q_len, HALF_ROWS // group)
+    first = min(triton.next_power_of_2(tokens), MAX_FEATURES // block_r)
+    return first, triton.next_power_of_2(tokens - first) if tokens > first else 0
 
 
 def fits(
@@ -479,8 +535,11 @@ def fits(
     if bias is None:
         return True
     block_r = bias.profile.by_key.shape[1]
-    features = feature_tokens(group, max_q_len, block_r) * block_r
-    return bias.r.shape[2] == block_r and features <= MAX_FEATURES
+    return (
+        bias.r.shape[2] == block_r
+        and block_r <= MAX_FEATURES
+        and feature_tokens(group, max_q_len, block_r)[1] * block_r <= MAX_FEATURES
+    )
 
 
 def launch_hopper_verify(
@@ -515,6 +574,7 @@ def launch_hopper_verify(
     group = q.shape[1] // g
     halves = triton.cdiv(group * max_q_len, HALF_ROWS)
     block_r = bias.profile.by_key.shape[1] if bias else 16
+    tokens, more = feature_tokens(group, max_q_len, block_r)
     names = ("SPLIT", "BLOCK_N", "STAGES", "P_STAGES")
     _hopper_verify_kernel[(min(programs, B * g * most_parts),)](
         partial, partial_lm, q, k_pages, v_pages, bias.r if bias else None,
@@ -529,11 +589,13 @@ def launch_hopper_verify(
         GROUP=group,
         ROWS=group * max_q_len,
         HALVES=halves,
-        TOKENS=feature_tokens(group, max_q_len, block_r),
+        TOKENS=tokens,
+        MORE=more,
         BLOCK_R=block_r,
         PAGE_SIZE=k_pages.shape[1],
         HEAD_DIM=D,
         MAX_PARTS=max_parts,
+        Q_REGS=row.constexprs.get("Q_REGS", True),
         **{name: row.constexprs[name] for name in names},
         **row.options,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from kernel_base.tuning import TuningRow
 from triton_attn.hopper_consumer import DIAGONAL, LOG2E, pack, softmax, unpack
 from triton_attn.hopper_verify import (
+    feature_tiles,
     feature_tokens,
     in_window,
     item,
@@ -34,10 +35,11 @@ from triton_attn.score_mod import PROFILE_PAD, RelativeBias
 def _consume(
     share: gl.constexpr, out_ptr, lse_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr, pairs,
     kv_heads, stride_out_t: gl.constexpr, stride_out_h: gl.constexpr, qk_scale, tau_scale, q_smem,
-    f_smem, k_smem, v_smem, p_smem, acc_smem, l_smem, m_smem, q_ready, k_ready, k_free, v_ready,
-    v_free, p_ready, p_free, used, handed,
+    f_smem, f_more, k_smem, v_smem, p_smem, p_more, acc_smem, l_smem, m_smem, q_ready, k_ready,
+    k_free, v_ready, v_free, p_ready, p_free, handed,
     BIASED: gl.constexpr, EXTENT: gl.constexpr, WINDOW: gl.constexpr, H: gl.constexpr,
-    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, MORE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, Q_REGS: gl.constexpr,
 ):  # fmt: skip
     """Tiles share, share + 2, ... of the window, highest first."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -62,11 +64,14 @@ def _consume(
             tau = gl.load(tau_ptr + token0 + token, mask=token < q_len, other=0.0)
             factor = factor * tau
         mbarrier.wait(q_ready.index(0), 0)
-        q = q_smem.index(0).load(q_layout)
+        q = q_smem.index(0)
+        if Q_REGS:
+            q = q_smem.index(0).load(q_layout)
         f = f_smem.index(0)
+        f2 = f_more.index(0)
         s, b = start_scores(
-            q, f, k_smem, p_smem, k_ready, p_ready, share, share, 0, 1, BIASED, BLOCK_N, STAGES, 2,
-            s_layout,
+            q, f, f2, k_smem, p_smem, p_more, k_ready, p_ready, share, share, 0, 1, MORE, BIASED,
+            BLOCK_N, STAGES, 2, s_layout,
         )  # fmt: skip
         if BIASED:
             s, b = warpgroup_mma_wait(0, deps=[s, b])
@@ -85,10 +90,10 @@ def _consume(
         for turn in range(1, rounds):
             count = 2 * turn + share
             acc, p, m, l = step(
-                acc, p, m, l, top - count, count, count, q, f, factor, k_smem, v_smem, p_smem,
-                k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys, qk_scale, 0, 1,
-                BIASED, DIAGONAL, WINDOW, 2, BLOCK_N, STAGES, 2, s_layout, o_layout, p_layout,
-                dtype,
+                acc, p, m, l, top - count, count, count, q, f, f2, factor, k_smem, v_smem, p_smem,
+                p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys, qk_scale, 0,
+                1, MORE, BIASED, DIAGONAL, WINDOW, 2, BLOCK_N, STAGES, 2, s_layout, o_layout,
+                p_layout, dtype,
             )  # fmt: skip
         p = unpack(p, BLOCK_N, p_layout, dtype)
         last = 2 * (rounds - 1) + share
@@ -96,14 +101,11 @@ def _consume(
         acc = warpgroup_mma(p, v_smem.index(last % STAGES), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         if share == 1:
-            # The sums may lie where the features were.
-            mbarrier.wait(used.index(0), 0)
             acc_smem.store(acc)
             l_smem.store(l)
             m_smem.store(m)
             mbarrier.arrive(handed.index(0), count=1)
         else:
-            mbarrier.arrive(used.index(0), count=1)
             mbarrier.wait(handed.index(0), 0)
             m_other = m_smem.load(rows_s)
             l_other = l_smem.load(rows_s)
@@ -139,28 +141,22 @@ def _hopper_window_kernel(
     stride_out_h: gl.constexpr, stride_q_t: gl.constexpr, stride_q_h: gl.constexpr,
     stride_k_p: gl.constexpr, stride_k_t: gl.constexpr, stride_k_g: gl.constexpr,
     stride_v_p: gl.constexpr, stride_v_t: gl.constexpr, stride_v_g: gl.constexpr, stride_page_b,
-    stride_r_t: gl.constexpr, stride_r_h: gl.constexpr, softmax_scale,
-    BIASED: gl.constexpr, EXTENT: gl.constexpr, PAD: gl.constexpr, WINDOW: gl.constexpr,
-    H: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
+    stride_r_t: gl.constexpr, stride_r_h: gl.constexpr, softmax_scale, BIASED: gl.constexpr,
+    EXTENT: gl.constexpr, PAD: gl.constexpr, WINDOW: gl.constexpr, H: gl.constexpr,
+    GROUP: gl.constexpr, TOKENS: gl.constexpr, MORE: gl.constexpr, BLOCK_R: gl.constexpr,
     PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    Q_REGS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sums_layout: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     vector_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    features: gl.constexpr = TOKENS * BLOCK_R
     q_smem = gl.allocate_shared_memory(dtype, [1, 64, HEAD_DIM], layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
-    f_smem = q_smem
-    p_smem = k_smem
-    if BIASED:
-        f_smem = gl.allocate_shared_memory(dtype, [1, 64, features], layout)
-        p_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_N, features], layout)
-    if BIASED and features >= 2 * HEAD_DIM:
-        acc_smem = f_smem.index(0)._reinterpret(gl.float32, [64, HEAD_DIM], sums_layout)
-    else:
-        acc_smem = gl.allocate_shared_memory(gl.float32, [64, HEAD_DIM], sums_layout)
+    f_smem, p_smem = feature_tiles(q_smem, 1, 2, BIASED, TOKENS, BLOCK_R, BLOCK_N)
+    f_more, p_more = feature_tiles(q_smem, 1, 2, BIASED, MORE, BLOCK_R, BLOCK_N)
+    acc_smem = gl.allocate_shared_memory(gl.float32, [64, HEAD_DIM], sums_layout)
     l_smem = gl.allocate_shared_memory(gl.float32, [64], vector_layout)
     m_smem = gl.allocate_shared_memory(gl.float32, [64], vector_layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
@@ -171,12 +167,10 @@ def _hopper_window_kernel(
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     p_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     p_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    used = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     handed = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     # Every producer thread arrives once its own copies have landed, a consumer group once.
     mbarrier.init(q_ready.index(0), count=128)
     mbarrier.init(q_free.index(0), count=1)
-    mbarrier.init(used.index(0), count=1)
     mbarrier.init(handed.index(0), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(stage), count=128)
@@ -192,26 +186,26 @@ def _hopper_window_kernel(
         [
             (_consume, (
                 0, out_ptr, lse_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr, pairs, kv_heads,
-                stride_out_t, stride_out_h, qk_scale, tau_scale, q_smem, f_smem, k_smem, v_smem,
-                p_smem, acc_smem, l_smem, m_smem, q_ready, k_ready, k_free, v_ready, v_free,
-                p_ready, p_free, used, handed, BIASED, EXTENT, WINDOW, H, GROUP, HEAD_DIM, BLOCK_N,
-                STAGES,
+                stride_out_t, stride_out_h, qk_scale, tau_scale, q_smem, f_smem, f_more, k_smem,
+                v_smem, p_smem, p_more, acc_smem, l_smem, m_smem, q_ready, k_ready, k_free, v_ready,
+                v_free, p_ready, p_free, handed, BIASED, EXTENT, WINDOW, H, GROUP, MORE, HEAD_DIM,
+                BLOCK_N, STAGES, Q_REGS,
             )),
             (_consume, (
                 1, out_ptr, lse_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr, pairs, kv_heads,
-                stride_out_t, stride_out_h, qk_scale, tau_scale, q_smem, f_smem, k_smem, v_smem,
-                p_smem, acc_smem, l_smem, m_smem, q_ready, k_ready, k_free, v_ready, v_free,
-                p_ready, p_free, used, handed, BIASED, EXTENT, WINDOW, H, GROUP, HEAD_DIM, BLOCK_N,
-                STAGES,
+                stride_out_t, stride_out_h, qk_scale, tau_scale, q_smem, f_smem, f_more, k_smem,
+                v_smem, p_smem, p_more, acc_smem, l_smem, m_smem, q_ready, k_ready, k_free, v_ready,
+                v_free, p_ready, p_free, handed, BIASED, EXTENT, WINDOW, H, GROUP, MORE, HEAD_DIM,
+                BLOCK_N, STAGES, Q_REGS,
             )),
             (produce, (
                 q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
                 cu_seqlens_q_ptr, kv_len_ptr, pairs, 1, kv_heads, stride_q_t, stride_q_h,
                 stride_k_p, stride_k_t, stride_k_g, stride_v_p, stride_v_t, stride_v_g,
-                stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, k_smem, v_smem, p_smem,
-                q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free, BIASED, EXTENT,
-                PAD, WINDOW, GROUP, 1, TOKENS, BLOCK_R, PAGE_SIZE, HEAD_DIM, BLOCK_N, STAGES, 2, 1,
-                1,
+                stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, f_more, k_smem, v_smem,
+                p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
+                BIASED, EXTENT, PAD, WINDOW, GROUP, 1, TOKENS, MORE, BLOCK_R, PAGE_SIZE, HEAD_DIM,
+                BLOCK_N, STAGES, 2, 1, 1,
             )),
         ],
         [4, 4],
@@ -241,6 +235,7 @@ def launch_hopper_window(
     B, g, D = kv_len.shape[0], k_pages.shape[2], q.shape[2]
     group = q.shape[1] // g
     block_r = bias.profile.by_key.shape[1] if bias else 16
+    tokens, more = feature_tokens(group, max_q_len, block_r)
     _hopper_window_kernel[(B * g,)](
         out, lse, q, k_pages, v_pages, bias.r if bias else None,
         bias.profile.by_key if bias else None, bias.tau if bias else None, page_table, first_page,
@@ -254,11 +249,13 @@ def launch_hopper_window(
         WINDOW=window,
         H=q.shape[1],
         GROUP=group,
-        TOKENS=feature_tokens(group, max_q_len, block_r),
+        TOKENS=tokens,
+        MORE=more,
         BLOCK_R=block_r,
         PAGE_SIZE=k_pages.shape[1],
         HEAD_DIM=D,
         BLOCK_N=row.constexprs["BLOCK_N"],
         STAGES=row.constexprs["STAGES"],
+        Q_REGS=row.constexprs.get("Q_REGS", True),
         **row.options,
     )  # fmt: skip

@@ -182,23 +182,28 @@ def test_batch_mates_change_no_bit(tokens, kv_heads, window):
 
 @pytest.mark.parametrize("page_size", [64, 128])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "q_lens"),
+    ("heads", "kv_heads", "q_lens", "window"),
     [
-        (8, 1, (9, 5, 0, 1, 9, 2)),  # two warp groups, the second without rows in most requests
-        (16, 2, (9, 5, 0, 1, 9, 2)),
-        (4, 1, (9, 5, 0, 1, 9, 2)),  # one warp group
-        (8, 1, (16, 5, 0, 1, 16, 2)),  # every row of both
+        (8, 1, (9, 5, 0, 1, 9, 2), 0),  # two warp groups, the second without rows in most requests
+        (16, 2, (9, 5, 0, 1, 9, 2), 0),
+        (4, 1, (9, 5, 0, 1, 9, 2), 0),  # one warp group
+        (8, 1, (16, 5, 0, 1, 16, 2), 0),  # every row of both
+        (8, 2, (9, 5, 0, 1, 9, 2), 512),
+        (8, 2, (9, 5, 0, 1, 9, 2), 64),
+        (8, 2, (4, 3, 0, 1, 4, 2), 512),
+        (8, 2, (16, 5, 0, 1, 16, 2), 130),
     ],
 )
-def test_verify_of_many_rows(heads, kv_heads, q_lens, page_size):
-    """sm90 packs 33 to 128 rows of a request and K/V head into one tile (hopper_verify.py): ragged
-    tokens, requests of one part and of many, programs of several items, all sides of the extent."""
+def test_verify_of_many_rows(heads, kv_heads, q_lens, window, page_size):
+    """sm90 packs the rows of a request and K/V head into one tile (hopper_verify.py for 33 to 128,
+    hopper_window.py): ragged tokens, requests of one part and of many, programs of several items,
+    all sides of the extent."""
     most = max(q_lens)
     q_lens, kv_lens = 8 * q_lens, 8 * (1700, 700, 4, most, 9, 513)
     for extent, biased in ((100, True), (1024, True), (1024, False)):
         host = make_problem(
             q_lens, kv_lens, heads=heads, kv_heads=kv_heads, head_dim=128, page_size=page_size,
-            extent=extent, dtype=torch.bfloat16,
+            window=window, extent=extent, dtype=torch.bfloat16,
         )  # fmt: skip
         problem = host.to("cuda")
         mod = problem.bias if biased else None
