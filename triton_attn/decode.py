@@ -207,7 +207,8 @@ def _launch(
 
         launch_hopper_window(
             out, lse, q, k_pages, v_pages, page_table, first_page, cu_seqlens_q, kv_len, score_mod,
-            max_q_len=max_q_len, window=window, softmax_scale=softmax_scale, row=row,
+            partial, partial_lm, max_q_len=max_q_len, window=window, max_parts=MAX_PARTS,
+            softmax_scale=softmax_scale, programs=arch.compute_units, row=row,
         )  # fmt: skip
         return out if lse is None else (out, lse)
     split = int(row.constexprs["SPLIT"])

@@ -40,6 +40,8 @@ from triton_attn.score_mod import PROFILE_PAD, RelativeBias
 
 # Query rows of a consumer and of a request; columns of a features' product.
 HALF_ROWS, MAX_ROWS, MAX_FEATURES = 64, 128, 128
+# Longer windows are too many tiles for the merge of hopper_window.py.
+MAX_WINDOW = 1024
 
 
 @gluon.jit
@@ -48,8 +50,8 @@ def item(
     SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
 ):  # fmt: skip
     """Item of round `turn`: request, K/V head, part, first token, q_len (0: no item), position of
-    the first token, first key, end of the keys. Last units, which have the bias, come first; a
-    window is one unit."""
+    the first token, first key, end of the keys. Last units, which have the bias, come first.
+    Windows are one unit (SPLIT 0), or one of SPLIT keys each with parts counted from the end."""
     index = turn * gl.num_programs(0) + gl.program_id(0)
     here = index < pairs * most_parts
     pair = index % pairs
@@ -58,14 +60,21 @@ def item(
     q_len = gl.load(cu_seqlens_q_ptr + request + 1) - token0
     kv_len = gl.load(kv_len_ptr + request)
     q_start = kv_len - q_len
-    unit = SPLIT * gl.maximum(gl.cdiv(kv_len, SPLIT * MAX_PARTS), 1)
-    part = gl.maximum(gl.cdiv(kv_len, unit), 1) - 1 - index // pairs
-    begin = part * unit
-    end = gl.minimum(begin + unit, kv_len)
-    if WINDOW > 0:
-        part = 0 - index // pairs
+    if WINDOW == 0:
+        unit = SPLIT * gl.maximum(gl.cdiv(kv_len, SPLIT * MAX_PARTS), 1)
+        part = gl.maximum(gl.cdiv(kv_len, unit), 1) - 1 - index // pairs
+        begin = part * unit
+        end = gl.minimum(begin + unit, kv_len)
+    else:
+        part = index // pairs
         begin = gl.maximum(q_start - WINDOW + 1, 0)
         end = kv_len
+        here = here & (part == 0)
+        if SPLIT > 0:
+            top = gl.maximum(kv_len - 1, 0) // SPLIT - part
+            here = (index < pairs * most_parts) & (top >= begin // SPLIT)
+            begin = gl.maximum(begin, top * SPLIT)
+            end = gl.minimum(kv_len, (top + 1) * SPLIT)
     q_len = gl.where(here & (part >= 0), q_len, 0)
     return request, pair % kv_heads, part, token0, q_len, q_start, begin, end
 
@@ -76,8 +85,7 @@ def tiles(
     BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """(bottom, low, top): numbers of an item's lowest and highest key tile; tiles below `low` have
-    neither masks nor bias. The highest is always treated as if it had both. A window has an even
-    number of tiles, the lowest may be wholly before it."""
+    neither masks nor bias. The highest is always treated as if it had both."""
     bottom = begin // BLOCK_N
     top = gl.maximum((end - 1) // BLOCK_N, bottom)
     low = (q_start + 1) // BLOCK_N
@@ -85,7 +93,6 @@ def tiles(
         low = gl.maximum(q_start - EXTENT + 1, 0) // BLOCK_N
     low = gl.maximum(gl.minimum(low, top), bottom)
     if WINDOW > 0:
-        bottom = bottom - (top - bottom + 1) % 2
         low = bottom
     return bottom, low, top
 
@@ -193,7 +200,7 @@ def produce(
                 mask = ((n >= begin) & (n < end))[:, None]
                 stage = count % STAGES
                 phase = (count // STAGES) & 1
-                page = gl.load(page_row_ptr + gl.maximum(n0, begin) // PAGE_SIZE).to(gl.int64)
+                page = gl.load(page_row_ptr + n0 // PAGE_SIZE).to(gl.int64)
                 in_page = n0 % PAGE_SIZE
                 k_base = k_ptr + page * stride_k_p + in_page * stride_k_t + kv_head * stride_k_g
                 v_base = v_ptr + page * stride_v_p + in_page * stride_v_t + kv_head * stride_v_g
@@ -248,34 +255,23 @@ def start_scores(
 
 
 @gluon.jit
-def in_window(s, tile, q_pos, keys, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Hide keys before each row's window, and those before the first of all."""
-    if WINDOW > 0:
-        n = tile * BLOCK_N + keys
-        seen = (n[None, :] > (q_pos - WINDOW)[:, None]) & (n >= 0)[None, :]
-        s = gl.where(seen, s, float("-inf"))
-    return s
-
-
-@gluon.jit
-def step(
+def _step(
     acc, words, m, l, tile, count, biased, q, f, f_more, factor, k_smem, v_smem, p_smem, p_more,
     k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys, qk_scale,
     WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, MORE: gl.constexpr, BIASED: gl.constexpr,
-    MASKED: gl.constexpr, WINDOW: gl.constexpr, STRIDE: gl.constexpr, BLOCK_N: gl.constexpr,
+    MASKED: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """Scores of tile number `count`, while the p.v product of this group's tile before it (STRIDE
-    tiles back) runs."""
+    """Scores of tile number `count`, while the p.v product of the tile before it runs."""
     # Before the products start: nothing else may write their operands' registers then.
     p = unpack(words, BLOCK_N, P_LAYOUT, DTYPE)
-    before = (count - STRIDE) % STAGES
+    before = (count - 1) % STAGES
     s, b = start_scores(
         q, f, f_more, k_smem, p_smem, p_more, k_ready, p_ready, count, biased, WARP_GROUP, HALVES,
         MORE, BIASED, BLOCK_N, STAGES, P_STAGES, S_LAYOUT,
     )  # fmt: skip
-    mbarrier.wait(v_ready.index(before), ((count - STRIDE) // STAGES) & 1)
+    mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
     acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
     if BIASED:
         s, b = warpgroup_mma_wait(1, deps=[s, b])
@@ -284,7 +280,6 @@ def step(
     else:
         s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(count % STAGES), count=1)
-    s = in_window(s, tile, q_pos, keys, WINDOW, BLOCK_N)
     p_new, m, l, alpha = softmax(s, m, l, tile, q_pos, keys, qk_scale, MASKED, 0, BLOCK_N)
     # l depends on every exponential: they are all issued before the wait, under the p.v product.
     acc, l, p_new = warpgroup_mma_wait(0, deps=[acc, l, p_new])
@@ -357,10 +352,10 @@ def _consume(
             count += 1
             biased += 1
             for back in range(top - low):
-                acc, p, m, l = step(
+                acc, p, m, l = _step(
                     acc, p, m, l, top - 1 - back, count, biased, q, f, f2, factor, k_smem, v_smem,
                     p_smem, p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
-                    qk_scale, warp_group, HALVES, MORE, BIASED, DIAGONAL, 0, 1, BLOCK_N, STAGES,
+                    qk_scale, warp_group, HALVES, MORE, BIASED, DIAGONAL, BLOCK_N, STAGES,
                     P_STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
@@ -370,10 +365,10 @@ def _consume(
                 mbarrier.arrive(q_free.index(0), count=1)
             done += 1
             for back in range(low - bottom):
-                acc, p, m, l = step(
+                acc, p, m, l = _step(
                     acc, p, m, l, low - 1 - back, count, biased, q, f, f2, factor, k_smem, v_smem,
                     p_smem, p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
-                    qk_scale, warp_group, HALVES, MORE, False, CLEAR, 0, 1, BLOCK_N, STAGES,
+                    qk_scale, warp_group, HALVES, MORE, False, CLEAR, BLOCK_N, STAGES,
                     P_STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
@@ -530,7 +525,9 @@ def fits(
     tiles lie in one page, tokens do not straddle warp groups, and the features of a warp group's
     tokens fit a tile."""
     most_rows = HALF_ROWS if window else MAX_ROWS
-    if HALF_ROWS % group or group * max_q_len > most_rows or page_size % 64 or head_dim != 128:
+    if HALF_ROWS % group or group * max_q_len > most_rows or window > MAX_WINDOW:
+        return False
+    if page_size % 64 or head_dim != 128:
         return False
     if bias is None:
         return True
