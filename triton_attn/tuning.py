@@ -195,35 +195,31 @@ def _nvidia_decode(arch, evidence, source):
     )
 
 
-# Verification of more rows than a tile of 32: hopper_verify.py, one partial result a unit.
-_HOPPER_VERIFY = TuningRow(
-    arch="sm90",
-    when={
-        "bits": 16,
-        "head_dim": 128,
-        "window": 0,
-        "tokens": (2, None),
-        "packed": (33, 128),
-        "warp_groups": True,
-    },
-    constexprs={
-        "VARIANT": "hopper",
-        "BLOCK_N": 64,
-        "SPLIT": 512,
-        "STAGES": 3,
-        "P_STAGES": 2,
-        "MERGE": 8,
-        "PDL": True,
-    },
-    options={"num_warps": 4},
-    evidence="guess",
-    source="the shape of the Hopper prefill",
+def _hopper_verify(when, constexprs):
+    """Verification over warp groups: hopper_verify.py, hopper_window.py."""
+    return TuningRow(
+        arch="sm90",
+        when={"bits": 16, "tokens": (2, None), "warp_groups": True, **when},
+        constexprs={"VARIANT": "hopper", "BLOCK_N": 64, "STAGES": 3, "P_STAGES": 2, **constexprs},
+        options={"num_warps": 4},
+        evidence="measured",
+        source=_TUNED,
+    )
+
+
+_HOPPER_VERIFY = (
+    # More rows than a tile of 32: one partial result a unit.
+    _hopper_verify(
+        {"window": 0, "packed": (33, None)},
+        {"SPLIT": 512, "MERGE": 8, "MERGE_WARPS": 1, "PDL": True},
+    ),
+    _hopper_verify({"window": (1, None)}, {}),
 )
 
 DECODE = TuningTable(
     "triton_attn.attention_decode",
     (
-        _HOPPER_VERIFY,
+        *_HOPPER_VERIFY,
         *_amd_decode("gfx942", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_amd_decode("gfx950", {"num_warps": 4, "matrix_instr_nonkdim": 16}),
         *_nvidia_decode("sm80", "guess", _GUESS),
