@@ -229,7 +229,7 @@ def _launch(
     # A window starts anywhere in its first unit.
     most_units = triton.cdiv(span - 1, split) + 1 if window else triton.cdiv(span, split)
     tiles = pairs * row_blocks
-    constants = {"V_FIRST": False, **row.constexprs}
+    constants = dict(row.constexprs)
     constants.pop("MERGE_WARPS", None)
     many = int(constants.pop("FILL", FILL)) * arch.compute_units // 100
     groups = triton.cdiv(most_units, units)

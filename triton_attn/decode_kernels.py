@@ -96,21 +96,15 @@ def _tile(
     MOD: tl.constexpr, SCORE_MOD: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     EXTENT: tl.constexpr, PAD: tl.constexpr, BLOCK_R: tl.constexpr, TOKENS: tl.constexpr,
     PACK: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, V_FIRST: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One key tile folded into (acc, l, m). V_FIRST: V is on its way during q.k, for which there
-    must be registers."""
+    """One key tile folded into (acc, l, m)."""
     n0 = tl.multiple_of(n0, BLOCK_N)
     n = n0 + offs_n
     k = load_rows(
         k_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_k_p, stride_k_t,
         MASKED, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
-    if V_FIRST:
-        v = load_rows(
-            v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t,
-            MASKED, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
-        )  # fmt: skip
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MOD == 1:
         s *= softmax_scale
@@ -125,11 +119,10 @@ def _tile(
         s += tl.dot(features, tl.trans(p), input_precision="ieee") * tau[:, None]
     if MASKED:
         s = tl.where(visible_keys(q_pos, n, end_key, WINDOW), s, float("-inf"))
-    if not V_FIRST:
-        v = load_rows(
-            v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t,
-            MASKED, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
-        )  # fmt: skip
+    v = load_rows(
+        v_ptr, page_row_ptr, n0, offs_n, offs_d, first_key, end_key, stride_v_p, stride_v_t,
+        MASKED, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
     return softmax_step(acc, l, m, s, v)
 
 
@@ -150,7 +143,6 @@ def _decode_kernel(
     MAX_PARTS: tl.constexpr, MANY: tl.constexpr, AMD: tl.constexpr, PDL: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
     MERGE_HERE: tl.constexpr, MERGE: tl.constexpr, MERGE_ROWS: tl.constexpr,
-    V_FIRST: tl.constexpr,
 ):  # fmt: skip
     if PDL:  # the merge may be launched while this kernel runs
         gdc_launch_dependents()
@@ -223,7 +215,7 @@ def _decode_kernel(
                     v_head_ptr, page_row_ptr, by_key_ptr, aux, offs_n, offs_d, first_key, end,
                     q_start, stride_k_p, stride_k_t, stride_v_p, stride_v_t, softmax_scale, 0,
                     SCORE_MOD, WINDOW > 0, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, PACK, PAGE_SIZE,
-                    BLOCK_N, HEAD_DIM, BLOCK_D, V_FIRST,
+                    BLOCK_N, HEAD_DIM, BLOCK_D,
                 )  # fmt: skip
                 if UNITS > 1 and (n0 + BLOCK_N) % unit == 0:
                     total, total_l, total_m = fold(total, total_l, total_m, acc, l, m)
@@ -236,7 +228,7 @@ def _decode_kernel(
                 v_head_ptr, page_row_ptr, by_key_ptr, aux, offs_n, offs_d, first_key, end, q_start,
                 stride_k_p, stride_k_t, stride_v_p, stride_v_t, softmax_scale, MOD, SCORE_MOD,
                 True, WINDOW, EXTENT, PAD, BLOCK_R, TOKENS, PACK, PAGE_SIZE, BLOCK_N, HEAD_DIM,
-                BLOCK_D, V_FIRST,
+                BLOCK_D,
             )  # fmt: skip
             if UNITS > 1 and (n0 + BLOCK_N) % unit == 0:
                 total, total_l, total_m = fold(total, total_l, total_m, acc, l, m)
