@@ -295,10 +295,10 @@ def _launch(
 
 
 def _warp_groups_fit(arch: Arch, *call) -> bool:
-    """Whether hopper_verify.py can take the call; see its `fits`."""
+    """Whether warp groups can take the call; see hopper_operands.fits."""
     if arch.name != "sm90":
         return False
-    from triton_attn.hopper_verify import fits  # Gluon: only where it is used
+    from triton_attn.hopper_operands import fits  # Gluon: only where it is used
 
     return fits(*call)
 

@@ -4,8 +4,8 @@ at most 64) are one tile; a key tile's sums are folded into those of its share.
 Even tiles, counted from the last key, are one share and odd ones the other; the result is the fold
 of both. In large batches a program takes a window, its two consumers a share each. In small ones
 every key tile has a program and a second launch folds. Sums and folds are the same arithmetic in
-the same order, so a result has the same bits either way. The producer and the scores are those of
-hopper_verify.py.
+the same order, so a result has the same bits either way. The producer and the scores are
+those of hopper_operands.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_wait
 from kernel_base.tuning import TuningRow
 from triton_attn.decode_merge import fold, store_rows
 from triton_attn.hopper_consumer import DIAGONAL, LOG2E, let_next_start, softmax
-from triton_attn.hopper_verify import (
+from triton_attn.hopper_operands import (
     feature_tiles,
     feature_tokens,
     item,

@@ -153,7 +153,13 @@ _entry(
 )
 _entry(
     "attention_decode",
-    ("triton_attn.decode_kernels:_decode_kernel", "triton_attn.decode_merge:_merge_kernel"),
+    (
+        "triton_attn.decode_kernels:_decode_kernel",
+        "triton_attn.decode_merge:_merge_kernel",
+        "triton_attn.hopper_verify:_hopper_verify_kernel",
+        "triton_attn.hopper_window:_hopper_window_kernel",
+        "triton_attn.hopper_window:_window_merge_kernel",
+    ),
     DECODE,
     _decode_cases,
 )

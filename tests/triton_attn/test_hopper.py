@@ -7,6 +7,7 @@ import triton_attn.decode as decode
 import triton_attn.hopper_verify as hopper_verify
 import triton_attn.hopper_window as hopper_window
 from triton_attn import RelativeBias, RelativeProfile, ScoreMod, attention_verify
+from triton_attn.hopper_operands import feature_tokens
 
 BF16 = torch.bfloat16
 
@@ -92,7 +93,7 @@ def test_a_modification_of_ones_own_does_not(taken):
 @pytest.mark.parametrize("block_r", [16, 32, 64])
 def test_features_hold_the_tokens_of_a_warp_group(group, block_r):
     for tokens in range(1, 64 // group + 1):
-        first, more = hopper_verify.feature_tokens(group, tokens, block_r)
+        first, more = feature_tokens(group, tokens, block_r)
         assert first + more >= tokens
         assert first * block_r <= 128
         for part in (first, more):
