@@ -181,6 +181,7 @@ def _launch(
         relative=mod == MOD_RELATIVE,
         tokens=max_q_len,
         packed=rows,
+        kv_heads=g,
         warp_groups=mod != MOD_FN
         and _warp_groups_fit(arch, group, max_q_len, k_pages.shape[1], D, window, score_mod),
     )

@@ -183,7 +183,9 @@ def _hopper_prefill_kernel(
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for buffer in gl.static_range(2):
+        mbarrier.init(turns.index(buffer), count=1)
         mbarrier.init(q_ready.index(buffer), count=128)
         mbarrier.init(q_free.index(buffer), count=2)
     for stage in gl.static_range(STAGES):
@@ -197,16 +199,16 @@ def _hopper_prefill_kernel(
     gl.warp_specialize(
         [
             (consume, (
-                0, out_ptr, lse_ptr, q_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr,
-                num_requests, head0, first_block, blocks, heads, stride_out_t, stride_out_h,
-                qk_scale, q_smem, k_smem, v_smem, b_smem, q_ready, q_free, k_ready, k_free,
-                v_ready, v_free, biased, EXTENT, WINDOW, H, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES,
+                0, out_ptr, lse_ptr, q_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests,
+                head0, first_block, blocks, heads, stride_out_t, stride_out_h, qk_scale, q_smem,
+                k_smem, v_smem, b_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns,
+                biased, EXTENT, WINDOW, H, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES,
             )),
             (consume, (
-                1, out_ptr, lse_ptr, q_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr,
-                num_requests, head0, first_block, blocks, heads, stride_out_t, stride_out_h,
-                qk_scale, q_smem, k_smem, v_smem, b_smem, q_ready, q_free, k_ready, k_free,
-                v_ready, v_free, biased, EXTENT, WINDOW, H, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES,
+                1, out_ptr, lse_ptr, q_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr, num_requests,
+                head0, first_block, blocks, heads, stride_out_t, stride_out_h, qk_scale, q_smem,
+                k_smem, v_smem, b_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns,
+                biased, EXTENT, WINDOW, H, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES,
             )),
             (_produce, (
                 q_ptr, k_ptr, v_ptr, page_table_ptr, first_page_ptr, cu_seqlens_q_ptr,

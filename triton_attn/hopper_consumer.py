@@ -92,21 +92,24 @@ def softmax(
 @gluon.jit
 def step(
     acc, words, m, l, tile, count, q, eye, k_smem, v_smem, b_smem, k_ready, k_free, v_ready,
-    v_free, q_pos, keys, qk_scale,
+    v_free, turns, q_pos, keys, qk_scale,
     WARP_GROUP: gl.constexpr, BIASED: gl.constexpr, MASKED: gl.constexpr, WINDOW: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """Scores of tile number `count`, while the p.v product of the tile before it runs."""
+    """Scores of tile number `count`, while the p.v product of the tile before it runs. The groups
+    start their products in turns: one's softmax is beside the other's products."""
     # Before the products start: nothing else may write their operands' registers then.
     p = unpack(words, BLOCK_N, P_LAYOUT, DTYPE)
     stage = count % STAGES
     before = (count - 1) % STAGES
     mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
     bias = b_smem.index(stage * 2 + WARP_GROUP if BIASED else 0)
-    s = scores(q, k_smem.index(stage), eye, bias, BIASED, BLOCK_N, S_LAYOUT)
     mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
+    mbarrier.wait(turns.index(WARP_GROUP), (count & 1) ^ (1 - WARP_GROUP))
+    s = scores(q, k_smem.index(stage), eye, bias, BIASED, BLOCK_N, S_LAYOUT)
     acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+    mbarrier.arrive(turns.index(1 - WARP_GROUP), count=1)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(stage), count=1)
     p_new, m, l, alpha = softmax(s, m, l, tile, q_pos, keys, qk_scale, MASKED, WINDOW, BLOCK_N)
@@ -118,11 +121,16 @@ def step(
 
 
 @gluon.jit
-def skip(tiles, count, k_ready, k_free, v_ready, v_free, STAGES: gl.constexpr):
+def skip(
+    tiles, count, k_ready, k_free, v_ready, v_free, turns,
+    WARP_GROUP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     """Tiles that only the other warp group needs."""
     for _ in range(tiles):
         stage = count % STAGES
         phase = (count // STAGES) & 1
+        mbarrier.wait(turns.index(WARP_GROUP), (count & 1) ^ (1 - WARP_GROUP))
+        mbarrier.arrive(turns.index(1 - WARP_GROUP), count=1)
         mbarrier.wait(k_ready.index(stage), phase)
         mbarrier.arrive(k_free.index(stage), count=1)
         mbarrier.wait(v_ready.index(stage), phase)
@@ -136,7 +144,7 @@ def consume(
     warp_group: gl.constexpr, out_ptr, lse_ptr, q_ptr, cu_seqlens_q_ptr, q_start_ptr, kv_len_ptr,
     num_requests, head0, first_block, blocks, heads, stride_out_t: gl.constexpr,
     stride_out_h: gl.constexpr, qk_scale, q_smem, k_smem, v_smem, b_smem, q_ready, q_free, k_ready,
-    k_free, v_ready, v_free,
+    k_free, v_ready, v_free, turns,
     BIASED: gl.constexpr, EXTENT: gl.constexpr, WINDOW: gl.constexpr, H: gl.constexpr,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -144,6 +152,7 @@ def consume(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     eye_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     # Results leave in 16-byte stores: the columns of four threads change places.
     wide: gl.constexpr = [[0, 32], [0, 64]] if HEAD_DIM == 128 else [[0, 32]]
@@ -181,7 +190,6 @@ def consume(
             t0 = t_block + m0
             row_token = (token0 + m0).to(gl.int64)
             q_buffer = items % 2
-            q = q_smem.index(q_buffer * 2 + warp_group)
             q_pos = t0 + offs_s
 
             # Tile numbers, highest first: [diag, top] diagonal, [full, diag) clear, below: the edge
@@ -203,12 +211,20 @@ def consume(
             elif BIASED:  # beyond the extent the producer copied zeros: no mask there
                 full = gl.minimum(gl.maximum(t0 - EXTENT + 1, 0) // BLOCK_N, diag)
 
-            count = skip(block_top - top, count, k_ready, k_free, v_ready, v_free, STAGES)
+            count = skip(
+                block_top - top, count, k_ready, k_free, v_ready, v_free, turns, warp_group, STAGES
+            )
             stage = count % STAGES
             mbarrier.wait(q_ready.index(q_buffer), (items // 2) & 1)
+            # From registers: shared memory could hardly feed the tensor cores both operands.
+            q = q_smem.index(q_buffer * 2 + warp_group).load(q_layout)
+            mbarrier.arrive(q_free.index(q_buffer), count=1)
+            items += 1
             mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
             bias = b_smem.index(stage * 2 + warp_group if BIASED else 0)
+            mbarrier.wait(turns.index(warp_group), (count & 1) ^ (1 - warp_group))
             s = scores(q, k_smem.index(stage), eye, bias, BIASED, BLOCK_N, s_layout)
+            mbarrier.arrive(turns.index(1 - warp_group), count=1)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_free.index(stage), count=1)
             m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, s_layout))
@@ -222,22 +238,22 @@ def consume(
             for back in range(top - diag):
                 acc, p, m, l = step(
                     acc, p, m, l, top - 1 - back, count, q, eye, k_smem, v_smem, b_smem, k_ready,
-                    k_free, v_ready, v_free, q_pos, keys, qk_scale, warp_group, BIASED, DIAGONAL,
-                    WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
+                    k_free, v_ready, v_free, turns, q_pos, keys, qk_scale, warp_group, BIASED,
+                    DIAGONAL, WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
             for back in range(diag - full):
                 acc, p, m, l = step(
                     acc, p, m, l, diag - 1 - back, count, q, eye, k_smem, v_smem, b_smem, k_ready,
-                    k_free, v_ready, v_free, q_pos, keys, qk_scale, warp_group, BIASED, CLEAR,
-                    WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
+                    k_free, v_ready, v_free, turns, q_pos, keys, qk_scale, warp_group, BIASED,
+                    CLEAR, WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
             if WINDOW > 0:
                 for back in range(full - bottom):
                     acc, p, m, l = step(
                         acc, p, m, l, full - 1 - back, count, q, eye, k_smem, v_smem, b_smem,
-                        k_ready, k_free, v_ready, v_free, q_pos, keys, qk_scale, warp_group,
+                        k_ready, k_free, v_ready, v_free, turns, q_pos, keys, qk_scale, warp_group,
                         BIASED, EDGE, WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
                     )  # fmt: skip
                     count += 1
@@ -245,12 +261,10 @@ def consume(
                 for back in range(full - bottom):
                     acc, p, m, l = step(
                         acc, p, m, l, full - 1 - back, count, q, eye, k_smem, v_smem, b_smem,
-                        k_ready, k_free, v_ready, v_free, q_pos, keys, qk_scale, warp_group,
+                        k_ready, k_free, v_ready, v_free, turns, q_pos, keys, qk_scale, warp_group,
                         False, CLEAR, WINDOW, BLOCK_N, STAGES, s_layout, o_layout, p_layout, dtype,
                     )  # fmt: skip
                     count += 1
-            mbarrier.arrive(q_free.index(q_buffer), count=1)
-            items += 1
             p = unpack(p, BLOCK_N, p_layout, dtype)
             before = (count - 1) % STAGES
             mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
@@ -258,7 +272,15 @@ def consume(
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_free.index(before), count=1)
             count = skip(
-                bottom - block_first // BLOCK_N, count, k_ready, k_free, v_ready, v_free, STAGES
+                bottom - block_first // BLOCK_N,
+                count,
+                k_ready,
+                k_free,
+                v_ready,
+                v_free,
+                turns,
+                warp_group,
+                STAGES,
             )
 
             acc = acc * gl.convert_layout(1.0 / l, gl.SliceLayout(1, o_layout))[:, None]

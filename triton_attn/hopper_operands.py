@@ -2,8 +2,9 @@
 the producer that copies its operands, and the scores that they give.
 
 The bias is the product of decode_kernels.py: r of the row's token, laid out block-diagonally, times
-the profile by key. The producer copies both operands, zeros included, to shared memory. A product
-is at most 128 columns wide; tokens beyond those have a second one.
+the profile by key. The producer copies both operands, zeros included, to shared memory. The first
+TOKENS tokens have one product and MORE others a second: that of the second warp group, or where one
+has all rows, of what does not fit 128 columns.
 """
 
 # Compile-time and run-time conditions do not mix.
@@ -24,11 +25,11 @@ MAX_WINDOW = 1024
 
 
 def feature_tokens(group: int, max_q_len: int, block_r: int) -> tuple[int, int]:
-    """Tokens in the first and (0: not needed) second features' product of a warp group, powers of
-    two; a product is at most 128 columns wide."""
-    tokens = min(max_q_len, HALF_ROWS // group)
-    first = min(triton.next_power_of_2(tokens), MAX_FEATURES // block_r)
-    return first, triton.next_power_of_2(tokens - first) if tokens > first else 0
+    """Tokens of the first and (0: there is none) second features' product, powers of two. Two warp
+    groups have one each; one has the second where its tokens are more than a product is wide."""
+    first = min(triton.next_power_of_2(max_q_len), HALF_ROWS // group, MAX_FEATURES // block_r)
+    rest = max_q_len - first
+    return first, triton.next_power_of_2(rest) if rest > 0 else 0
 
 
 def fits(
@@ -50,11 +51,13 @@ def fits(
     if bias is None:
         return True
     block_r = bias.profile.by_key.shape[1]
-    return (
-        bias.r.shape[2] == block_r
-        and block_r <= MAX_FEATURES
-        and feature_tokens(group, max_q_len, block_r)[1] * block_r <= MAX_FEATURES
-    )
+    if bias.r.shape[2] != block_r or block_r > MAX_FEATURES:
+        return False
+    first, more = feature_tokens(group, max_q_len, block_r)
+    if window:  # whose sums take the shared memory of another 64 columns
+        return more * block_r <= MAX_FEATURES // 2
+    mine = first == HALF_ROWS // group or group * max_q_len <= HALF_ROWS
+    return mine and more * block_r <= MAX_FEATURES
 
 
 @gluon.jit
@@ -112,17 +115,18 @@ def tiles(
 
 @gluon.jit
 def _copy_features(
-    f_tile, r_row_ptr, kv_head, half, q_len, stride_r_t: gl.constexpr, stride_r_h: gl.constexpr,
-    GROUP: gl.constexpr, SKIPPED: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
+    f_tile, r_row_ptr, kv_head, q_len, stride_r_t: gl.constexpr, stride_r_h: gl.constexpr,
+    GROUP: gl.constexpr, ROW0: gl.constexpr, FIRST: gl.constexpr, TOKENS: gl.constexpr,
+    BLOCK_R: gl.constexpr,
 ):  # fmt: skip
-    """[64, TOKENS * BLOCK_R]: r of a row's token in the columns of that token, zeros elsewhere;
-    the half's tokens SKIPPED, ..., later ones first."""
+    """[64, TOKENS * BLOCK_R] for rows ROW0, ...: r of a row's token in the columns of that token,
+    zeros elsewhere; tokens FIRST, ..., later ones in earlier columns."""
     width: gl.constexpr = TOKENS * BLOCK_R
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
-    i = half * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    i = ROW0 + gl.arange(0, 64, gl.SliceLayout(1, layout))
     cols = gl.arange(0, width, gl.SliceLayout(0, layout))
     token = i // GROUP
-    owner = half * (64 // GROUP) + (SKIPPED + TOKENS - 1) - cols // BLOCK_R
+    owner = (FIRST + TOKENS - 1) - cols // BLOCK_R
     mine = (token[:, None] == owner[None, :]) & (token < q_len)[:, None]
     ptrs = r_row_ptr + (token * stride_r_t + (kv_head * GROUP + i % GROUP) * stride_r_h)[:, None]
     async_copy.async_copy_global_to_shared(f_tile, ptrs + (cols % BLOCK_R)[None, :], mask=mine)
@@ -130,9 +134,8 @@ def _copy_features(
 
 @gluon.jit
 def _copy_profile(
-    p_tile, by_key_ptr, n0, q_start, half, EXTENT: gl.constexpr, PAD: gl.constexpr,
-    GROUP: gl.constexpr, SKIPPED: gl.constexpr, TOKENS: gl.constexpr, BLOCK_R: gl.constexpr,
-    BLOCK_N: gl.constexpr,
+    p_tile, by_key_ptr, n0, q_start, EXTENT: gl.constexpr, PAD: gl.constexpr, FIRST: gl.constexpr,
+    TOKENS: gl.constexpr, BLOCK_R: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """The profile that those tokens see at keys n0 ..., [BLOCK_N, TOKENS * BLOCK_R]; rows of it
     overlap in memory."""
@@ -140,7 +143,7 @@ def _copy_profile(
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
     n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     cols = gl.arange(0, width, gl.SliceLayout(0, layout))
-    first_row = n0 - q_start + (EXTENT + PAD - TOKENS - SKIPPED - half * (64 // GROUP))
+    first_row = n0 - q_start + (EXTENT + PAD - TOKENS - FIRST)
     ptrs = by_key_ptr + first_row * BLOCK_R
     # The highest tile may lie beyond the extent, and off the profile.
     near = (n0 + n + EXTENT > q_start - BLOCK_N)[:, None]
@@ -193,17 +196,17 @@ def produce(
                     q_row_ptr + q_offs[:, None] + offs_d[None, :],
                     mask=(i < q_len * GROUP)[:, None],
                 )
-                if BIASED:
-                    r_row_ptr = r_ptr + row0 * stride_r_t
+            if BIASED:
+                r_row_ptr = r_ptr + row0 * stride_r_t
+                _copy_features(
+                    f_smem.index(0), r_row_ptr, kv_head, q_len, stride_r_t, stride_r_h, GROUP, 0, 0,
+                    TOKENS, BLOCK_R,
+                )  # fmt: skip
+                if MORE > 0:
                     _copy_features(
-                        f_smem.index(half), r_row_ptr, kv_head, half, q_len, stride_r_t,
-                        stride_r_h, GROUP, 0, TOKENS, BLOCK_R,
+                        f_more.index(0), r_row_ptr, kv_head, q_len, stride_r_t, stride_r_h, GROUP,
+                        (HALVES - 1) * 64, TOKENS, MORE, BLOCK_R,
                     )  # fmt: skip
-                    if MORE > 0:
-                        _copy_features(
-                            f_more.index(half), r_row_ptr, kv_head, half, q_len, stride_r_t,
-                            stride_r_h, GROUP, TOKENS, MORE, BLOCK_R,
-                        )  # fmt: skip
             async_copy.mbarrier_arrive(q_ready.index(0), increment_count=False)
             done += 1
             bottom, low, top = tiles(q_start, begin, end, BIASED, EXTENT, WINDOW, BLOCK_N)
@@ -226,16 +229,15 @@ def produce(
                     if (top - back >= low) | (back == 0):
                         p_stage = biased % P_STAGES
                         mbarrier.wait(p_free.index(p_stage), ((biased // P_STAGES) & 1) ^ 1)
-                        for half in gl.static_range(HALVES):
+                        _copy_profile(
+                            p_smem.index(p_stage), by_key_ptr, n0, q_start, EXTENT, PAD, 0, TOKENS,
+                            BLOCK_R, BLOCK_N,
+                        )  # fmt: skip
+                        if MORE > 0:
                             _copy_profile(
-                                p_smem.index(p_stage * HALVES + half), by_key_ptr, n0, q_start,
-                                half, EXTENT, PAD, GROUP, 0, TOKENS, BLOCK_R, BLOCK_N,
+                                p_more.index(p_stage), by_key_ptr, n0, q_start, EXTENT, PAD, TOKENS,
+                                MORE, BLOCK_R, BLOCK_N,
                             )  # fmt: skip
-                            if MORE > 0:
-                                _copy_profile(
-                                    p_more.index(p_stage * HALVES + half), by_key_ptr, n0, q_start,
-                                    half, EXTENT, PAD, GROUP, TOKENS, MORE, BLOCK_R, BLOCK_N,
-                                )  # fmt: skip
                         async_copy.mbarrier_arrive(p_ready.index(p_stage), increment_count=False)
                         biased += 1
                 mbarrier.wait(v_free.index(stage), phase ^ 1)
@@ -247,8 +249,8 @@ def produce(
 @gluon.jit
 def start_scores(
     q, f, f_more, k_smem, p_smem, p_more, k_ready, p_ready, count, biased,
-    WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, MORE: gl.constexpr, BIASED: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr,
+    MORE: gl.constexpr, BIASED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Start q.k and (with BIASED, else a copy of q.k's handle) features.profile of one tile."""
     stage = count % STAGES
@@ -259,18 +261,18 @@ def start_scores(
     if BIASED:
         p_stage = biased % P_STAGES
         mbarrier.wait(p_ready.index(p_stage), (biased // P_STAGES) & 1)
-        profile = p_smem.index(p_stage * HALVES + WARP_GROUP).permute((1, 0))
+        profile = p_smem.index(p_stage).permute((1, 0))
         b = warpgroup_mma(f, profile, zero, use_acc=False, is_async=True)
         if MORE > 0:
-            profile = p_more.index(p_stage * HALVES + WARP_GROUP).permute((1, 0))
+            profile = p_more.index(p_stage).permute((1, 0))
             b = warpgroup_mma(f_more, profile, b, is_async=True)
     return s, b
 
 
 @gluon.jit
 def feature_tiles(
-    none, HALVES: gl.constexpr, P_STAGES: gl.constexpr, BIASED: gl.constexpr,
-    TOKENS: gl.constexpr, BLOCK_R: gl.constexpr, BLOCK_N: gl.constexpr,
+    none, P_STAGES: gl.constexpr, BIASED: gl.constexpr, TOKENS: gl.constexpr,
+    BLOCK_R: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """Shared memory of the features and of the profile for TOKENS tokens; `none` twice without."""
     f_tiles = none
@@ -282,6 +284,6 @@ def feature_tiles(
             swizzle_byte_width=bytes, element_bitwidth=16, rank=2
         )
         dtype: gl.constexpr = none.dtype
-        f_tiles = gl.allocate_shared_memory(dtype, [HALVES, 64, width], layout)
-        p_tiles = gl.allocate_shared_memory(dtype, [P_STAGES * HALVES, BLOCK_N, width], layout)
+        f_tiles = gl.allocate_shared_memory(dtype, [1, 64, width], layout)
+        p_tiles = gl.allocate_shared_memory(dtype, [P_STAGES, BLOCK_N, width], layout)
     return f_tiles, p_tiles

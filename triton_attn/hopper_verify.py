@@ -47,7 +47,7 @@ from triton_attn.score_mod import PROFILE_PAD, RelativeBias
 def _step(
     acc, words, m, l, tile, count, biased, q, f, f_more, factor, k_smem, v_smem, p_smem, p_more,
     k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys, qk_scale,
-    WARP_GROUP: gl.constexpr, HALVES: gl.constexpr, MORE: gl.constexpr, BIASED: gl.constexpr,
+    MORE: gl.constexpr, BIASED: gl.constexpr,
     MASKED: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, P_STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
     P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
@@ -57,8 +57,8 @@ def _step(
     p = unpack(words, BLOCK_N, P_LAYOUT, DTYPE)
     before = (count - 1) % STAGES
     s, b = start_scores(
-        q, f, f_more, k_smem, p_smem, p_more, k_ready, p_ready, count, biased, WARP_GROUP, HALVES,
-        MORE, BIASED, BLOCK_N, STAGES, P_STAGES, S_LAYOUT,
+        q, f, f_more, k_smem, p_smem, p_more, k_ready, p_ready, count, biased, MORE,
+        BIASED, BLOCK_N, STAGES, P_STAGES, S_LAYOUT,
     )  # fmt: skip
     mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
     acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
@@ -83,9 +83,8 @@ def _consume(
     kv_len_ptr, pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_more, k_smem,
     v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready, v_free, p_ready, p_free,
     BIASED: gl.constexpr, EXTENT: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
-    HALVES: gl.constexpr, MORE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
+    MORE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
-    Q_REGS: gl.constexpr,
 ):  # fmt: skip
     """Rows warp_group * 64 ... of every item of this program. A group without rows computes all the
     same: its products end with the other's."""
@@ -99,8 +98,8 @@ def _consume(
     row_o = m0 + gl.arange(0, 64, gl.SliceLayout(1, o_layout))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
     q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    f = f_smem.index(warp_group)
-    f2 = f_more.index(warp_group)
+    f = f_smem.index(0)
+    f2 = f_more.index(0)
     count = 0
     biased = 0
     done = 0
@@ -119,12 +118,10 @@ def _consume(
                 factor = factor * tau
             mbarrier.wait(q_ready.index(0), done & 1)
             # From registers: shared memory could not feed the tensor cores with both operands.
-            q = q_smem.index(warp_group)
-            if Q_REGS:
-                q = q_smem.index(warp_group).load(q_layout)
+            q = q_smem.index(warp_group).load(q_layout)
             s, b = start_scores(
-                q, f, f2, k_smem, p_smem, p_more, k_ready, p_ready, count, biased, warp_group,
-                HALVES, MORE, BIASED, BLOCK_N, STAGES, P_STAGES, s_layout,
+                q, f, f2, k_smem, p_smem, p_more, k_ready, p_ready, count, biased, MORE,
+                BIASED, BLOCK_N, STAGES, P_STAGES, s_layout,
             )  # fmt: skip
             if BIASED:
                 s, b = warpgroup_mma_wait(0, deps=[s, b])
@@ -144,25 +141,22 @@ def _consume(
                 acc, p, m, l = _step(
                     acc, p, m, l, top - 1 - back, count, biased, q, f, f2, factor, k_smem, v_smem,
                     p_smem, p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
-                    qk_scale, warp_group, HALVES, MORE, BIASED, DIAGONAL, BLOCK_N, STAGES,
+                    qk_scale, MORE, BIASED, DIAGONAL, BLOCK_N, STAGES,
                     P_STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
                 biased += 1
             # Queries are in registers and features used up: the next item's may come.
-            if Q_REGS:
-                mbarrier.arrive(q_free.index(0), count=1)
+            mbarrier.arrive(q_free.index(0), count=1)
             done += 1
             for back in range(low - bottom):
                 acc, p, m, l = _step(
                     acc, p, m, l, low - 1 - back, count, biased, q, f, f2, factor, k_smem, v_smem,
                     p_smem, p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, q_pos, keys,
-                    qk_scale, warp_group, HALVES, MORE, False, CLEAR, BLOCK_N, STAGES,
+                    qk_scale, MORE, False, CLEAR, BLOCK_N, STAGES,
                     P_STAGES, s_layout, o_layout, p_layout, dtype,
                 )  # fmt: skip
                 count += 1
-            if not Q_REGS:
-                mbarrier.arrive(q_free.index(0), count=1)
             p = unpack(p, BLOCK_N, p_layout, dtype)
             before = (count - 1) % STAGES
             mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
@@ -189,15 +183,15 @@ def _hopper_verify_kernel(
     PAD: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr,
     TOKENS: gl.constexpr, MORE: gl.constexpr, BLOCK_R: gl.constexpr, PAGE_SIZE: gl.constexpr,
     HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr, Q_REGS: gl.constexpr,
+    SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_smem = gl.allocate_shared_memory(dtype, [HALVES, 64, HEAD_DIM], layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
-    f_smem, p_smem = feature_tiles(q_smem, HALVES, P_STAGES, BIASED, TOKENS, BLOCK_R, BLOCK_N)
-    f_more, p_more = feature_tiles(q_smem, HALVES, P_STAGES, BIASED, MORE, BLOCK_R, BLOCK_N)
+    f_smem, p_smem = feature_tiles(q_smem, P_STAGES, BIASED, TOKENS, BLOCK_R, BLOCK_N)
+    f_more, p_more = feature_tiles(q_smem, P_STAGES, BIASED, MORE, BLOCK_R, BLOCK_N)
     q_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     q_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -226,8 +220,8 @@ def _hopper_verify_kernel(
                     0, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
                     pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_more,
                     k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
-                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, MORE, HEAD_DIM,
-                    BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, Q_REGS,
+                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, MORE, HEAD_DIM,
+                    BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
                 )),
                 (produce, (
                     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
@@ -247,17 +241,17 @@ def _hopper_verify_kernel(
             [
                 (_consume, (
                     0, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
-                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_more,
-                    k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
-                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, MORE, HEAD_DIM,
-                    BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, Q_REGS,
+                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_smem,
+                    k_smem, v_smem, p_smem, p_smem, q_ready, q_free, k_ready, k_free, v_ready,
+                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, 0, HEAD_DIM, BLOCK_N,
+                    STAGES, P_STAGES, SPLIT, MAX_PARTS,
                 )),
                 (_consume, (
                     1, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr, cu_seqlens_q_ptr, kv_len_ptr,
-                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_smem, f_more,
-                    k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
-                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, HALVES, MORE, HEAD_DIM,
-                    BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, Q_REGS,
+                    pairs, most_parts, kv_heads, qk_scale, tau_scale, q_smem, f_more, f_more,
+                    k_smem, v_smem, p_more, p_more, q_ready, q_free, k_ready, k_free, v_ready,
+                    v_free, p_ready, p_free, BIASED, EXTENT, GROUP, ROWS, 0, HEAD_DIM, BLOCK_N,
+                    STAGES, P_STAGES, SPLIT, MAX_PARTS,
                 )),
                 (produce, (
                     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
@@ -327,7 +321,6 @@ def launch_hopper_verify(
         PAGE_SIZE=k_pages.shape[1],
         HEAD_DIM=D,
         MAX_PARTS=max_parts,
-        Q_REGS=row.constexprs.get("Q_REGS", True),
         **{name: row.constexprs[name] for name in names},
         **row.options,
     )  # fmt: skip

@@ -46,7 +46,7 @@ def _tile_sums(
 ):  # fmt: skip
     """(acc, l, m) of one key tile alone, which is the producer's tile number `count`."""
     s, b = start_scores(
-        q, f, f_more, k_smem, p_smem, p_more, k_ready, p_ready, count, count, 0, 1, MORE, BIASED,
+        q, f, f_more, k_smem, p_smem, p_more, k_ready, p_ready, count, count, MORE, BIASED,
         BLOCK_N, STAGES, P_STAGES, S_LAYOUT,
     )  # fmt: skip
     if BIASED:
@@ -190,8 +190,8 @@ def _hopper_window_kernel(
     q_smem = gl.allocate_shared_memory(dtype, [1, 64, HEAD_DIM], layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
-    f_smem, p_smem = feature_tiles(q_smem, 1, P_STAGES, BIASED, TOKENS, BLOCK_R, BLOCK_N)
-    f_more, p_more = feature_tiles(q_smem, 1, P_STAGES, BIASED, MORE, BLOCK_R, BLOCK_N)
+    f_smem, p_smem = feature_tiles(q_smem, P_STAGES, BIASED, TOKENS, BLOCK_R, BLOCK_N)
+    f_more, p_more = feature_tiles(q_smem, P_STAGES, BIASED, MORE, BLOCK_R, BLOCK_N)
     acc_smem = q_smem
     l_smem = q_smem
     m_smem = q_smem

@@ -1,6 +1,8 @@
 """Launch configurations of the attention kernels, per architecture, with the evidence behind
 each."""
 
+from functools import partial
+
 from kernel_base.tuning import TuningRow, TuningTable
 
 # Where the measured rows come from: every configuration tried is a line of this file.
@@ -125,10 +127,11 @@ def tile_rows(arch: str, window: int, head_dim: int) -> int:
 
 def _decode(
     arch, when, block_n, split, stages, options, evidence="guess", source=_GUESS, units=4,
-    merge=(True, 2), alone=None, fill=None,
+    merge=(True, 2), alone=None, fill=None, merge_warps=None,
 ):  # fmt: skip
     """`split` keys are a unit, `units` units a group; `merge`: whether the last program merges (or
-    a second launch, which sm90 may start under the first one's end), groups in flight; `alone`:
+    a second launch, which sm90 may start under the first one's end, of `merge_warps` warps a row),
+    groups in flight; `alone`:
     stages of programs that take one unit (default: as those that take a group); `fill`: programs
     per 100 compute units from which on they take groups (default: decode.FILL)."""
     constexprs = {
@@ -141,6 +144,7 @@ def _decode(
         "PDL": arch == "sm90" and not merge[0],
         **({"ALONE": alone} if alone else {}),
         **({"FILL": fill} if fill else {}),
+        **({"MERGE_WARPS": merge_warps} if merge_warps else {}),
     }
     return TuningRow(
         arch=arch,
@@ -170,22 +174,25 @@ def _amd_decode(arch, options):
 def _nvidia_decode(arch, evidence, source):
     few, many = {"num_warps": 4}, {"num_warps": 8}
     merge = (True, 2)
-    rows = (
+    rows: tuple[TuningRow, ...] = (
         _decode(arch, {"window": (1, None)}, 64, 64, 5, few, units=8, merge=(True, 1)),
         _decode(arch, {"rows": (None, 32)}, 64, 256, 5, few, merge=merge),
         _decode(arch, {}, 32, 256, 5, few, merge=merge),
     )
     if arch == "sm90":
         merge = (False, 8)
+        row = partial(_decode, arch, evidence=evidence, source=source)
+        # Four programs a processor: with fewer, those of 32 requests would take turns.
+        lean = {**few, "maxnreg": 128}
+        window, small = {"window": (1, None)}, {"window": (1, None), "rows": (None, 16)}
+        whole = {"units": 10, "alone": 1, "fill": 150, "merge": (True, 1)}
         rows = (
-            # A group is a whole window: as soon as there are tiles for the GPU, nothing is merged.
-            _decode(
-                arch, {"window": (1, None)}, 128, 128, 3, few, evidence, source, 8, (True, 1), 1, 70
-            ),
-            _decode(
-                arch, {"rows": (None, 32)}, 64, 256, 5, few, evidence, source, 4, (False, 32), 4
-            ),
-            _decode(arch, {}, 32, 256, 5, few, evidence, source, 4, merge),
+            # Many K/V heads: a group is a whole window, and groups alone fill the GPU.
+            row({**small, "kv_heads": (8, None)}, 64, 64, 3, lean, **whole),
+            row(small, 64, 64, 2, lean, units=2, alone=1, merge=merge, merge_warps=1),
+            row(window, 128, 128, 3, few, units=8, merge=(True, 1), alone=1, fill=70),
+            row({"rows": (None, 32)}, 64, 256, 5, few, alone=4, merge=(False, 16), merge_warps=2),
+            row({}, 32, 256, 5, few, merge=merge),
         )
     return (
         _decode(arch, {"bits": 32, "rows": (None, 32)}, 32, 128, 2, few, merge=merge),
@@ -213,7 +220,8 @@ _HOPPER_VERIFY = (
         {"window": 0, "packed": (33, None)},
         {"SPLIT": 512, "MERGE": 8, "MERGE_WARPS": 1, "PDL": True},
     ),
-    _hopper_verify({"window": (1, None)}, {}),
+    # Fewer tokens fit the 16 rows of an ordinary tile.
+    _hopper_verify({"window": (1, None), "tokens": (5, None)}, {}),
 )
 
 DECODE = TuningTable(

@@ -180,18 +180,19 @@ def test_batch_mates_change_no_bit(tokens, kv_heads, window):
         assert torch.equal(alone_lse, lse[one])
 
 
-@pytest.mark.parametrize("page_size", [64, 128])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "q_lens", "window"),
+    ("heads", "kv_heads", "q_lens", "window", "page_size"),
     [
-        (8, 1, (9, 5, 0, 1, 9, 2), 0),  # two warp groups, the second without rows in most requests
-        (16, 2, (9, 5, 0, 1, 9, 2), 0),
-        (4, 1, (9, 5, 0, 1, 9, 2), 0),  # one warp group
-        (8, 1, (16, 5, 0, 1, 16, 2), 0),  # every row of both
-        (8, 2, (9, 5, 0, 1, 9, 2), 512),
-        (8, 2, (9, 5, 0, 1, 9, 2), 64),
-        (8, 2, (4, 3, 0, 1, 4, 2), 512),
-        (8, 2, (16, 5, 0, 1, 16, 2), 130),
+        # Two warp groups, the second without rows in most requests.
+        (8, 1, (9, 5, 0, 1, 9, 2), 0, 128),
+        (16, 2, (9, 5, 0, 1, 9, 2), 0, 64),
+        (4, 1, (9, 5, 0, 1, 9, 2), 0, 64),  # one warp group, tokens in two products
+        (8, 1, (16, 5, 0, 1, 16, 2), 0, 128),  # every row of both
+        (8, 2, (9, 5, 0, 1, 9, 2), 512, 128),
+        (8, 2, (9, 5, 0, 1, 9, 2), 64, 64),
+        (8, 2, (5, 3, 0, 1, 5, 2), 512, 64),
+        (8, 2, (12, 5, 0, 1, 12, 2), 130, 128),
+        (8, 2, (4, 3, 0, 1, 4, 2), 512, 128),  # an ordinary tile
     ],
 )
 def test_verify_of_many_rows(heads, kv_heads, q_lens, window, page_size):

@@ -74,8 +74,10 @@ def taken(monkeypatch):
         ((16, 1, 9), {}, ["_decode_kernel", "_merge_kernel"]),  # 144 rows
         ((8, 2, 9), {"window": 512}, ["_hopper_window_kernel", "_window_merge_kernel"]),
         ((8, 2, 9), {"window": 512, "requests": 32}, ["_hopper_window_kernel"]),
-        ((8, 1, 9), {"window": 512, "requests": 32}, ["_decode_kernel"]),  # 72 rows
-        ((8, 2, 9), {"window": 2048, "requests": 32}, ["_decode_kernel"]),
+        ((8, 2, 4), {"window": 512}, ["_decode_kernel", "_merge_kernel"]),  # fits 16 rows
+        ((8, 2, 16), {"window": 512}, ["_decode_kernel", "_merge_kernel"]),  # shared memory
+        ((8, 1, 9), {"window": 512}, ["_decode_kernel", "_merge_kernel"]),  # 72 rows
+        ((8, 2, 9), {"window": 2048}, ["_decode_kernel", "_merge_kernel"]),
     ],
 )
 def test_calls_that_fit_take_warp_groups(taken, call, options, kernels):
