@@ -321,5 +321,7 @@ def _why_no_token(sequence: Sequence) -> tuple[str, ErrorCode]:
         return "no token can follow: the logits are not finite", "logits_not_finite"
     constraint = sequence.constraint
     fault = None if constraint is None else constraint.fault
-    reason = fault or "logit_bias, min_new_tokens and the constraint exclude each other"
+    reason = fault or (
+        "logit_bias, penalties, min_new_tokens and the constraint exclude each other"
+    )
     return f"no token can follow: {reason}", "no_token_possible"

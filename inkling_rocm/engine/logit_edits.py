@@ -18,6 +18,9 @@ from torch import Tensor
 
 from inkling_rocm.engine.request import SamplingParams
 
+# A logit times or divided by less than this is finite in fp32.
+_LARGEST_PENALTY = 1e30
+
 
 class TokenMask(Protocol):
     """A grammar's current opinion."""
@@ -144,9 +147,13 @@ class LogitEdits:
 
     @property
     def excludes(self) -> bool:
-        """Whether they may leave no token that can be drawn."""
+        """Whether they may leave no token that can be drawn, or logits beyond fp32."""
+        penalty = self.params.repetition_penalty
         return (
-            self.mask is not None or self.holds_back_stop or not bool(np.isfinite(self.bias).all())
+            self.mask is not None
+            or self.holds_back_stop
+            or not bool(np.isfinite(self.bias).all())
+            or not 1 / _LARGEST_PENALTY < penalty < _LARGEST_PENALTY
         )
 
 

@@ -469,8 +469,10 @@ def test_logits_that_are_not_finite_end_one_request_only():
         assert "not finite" in end.error
         assert end.error_code == "logits_not_finite"
         held = SamplingParams(max_new_tokens=5, min_new_tokens=2, logit_bias={0: float("inf")})
-        (end,) = list(engine.submit([7], held))
-        assert end.error_code == "no_token_possible"
+        tiny = SamplingParams(max_new_tokens=5, repetition_penalty=5e-324)
+        for params in (held, tiny):
+            *_, end = engine.submit([7], params)
+            assert end.error_code == "no_token_possible"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
