@@ -220,6 +220,8 @@ _HOPPER_VERIFY = (
         {"window": 0, "packed": (33, None)},
         {"SPLIT": 512, "MERGE": 8, "MERGE_WARPS": 1, "PDL": True},
     ),
+    # Fewer tokens fit the 16 rows of an ordinary tile.
+    _hopper_verify({"window": (1, None), "tokens": (5, None)}, {}),
 )
 
 DECODE = TuningTable(

@@ -200,7 +200,7 @@ def test_verify_of_many_rows(heads, kv_heads, q_lens, window, page_size):
     hopper_window.py): ragged tokens, requests of one part and of many, programs of several items,
     all sides of the extent."""
     most = max(q_lens)
-    q_lens, kv_lens = 8 * q_lens, 8 * (1700, 700, 4, most, 9, 513)
+    q_lens, kv_lens = 8 * q_lens, 8 * (1700, 700, 4, most, most + 1, 513)
     for extent, biased in ((100, True), (1024, True), (1024, False)):
         host = make_problem(
             q_lens, kv_lens, heads=heads, kv_heads=kv_heads, head_dim=128, page_size=page_size,
