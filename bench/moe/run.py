@@ -68,15 +68,23 @@ def measure_layer(
     rows.add(op, layer.name, outcome, **found)
 
 
-def _cases(tokens: tuple[int, ...]) -> list[tuple[int, bool]]:
+def _cases(tokens: tuple[int, ...], only: list[int] | None) -> list[tuple[int, bool]]:
     """(tokens, whether some experts get many more of them than others)."""
-    return [(count, False) for count in tokens] + [(count, True) for count in UNEVEN_TOKENS]
+    cases = [(count, False) for count in tokens] + [(count, True) for count in UNEVEN_TOKENS]
+    return [case for case in cases if only is None or case[0] in only]
 
 
-def routed_alone(rows: Rows, model: str, peer: bool, bytes_per_s: float, flops: float) -> None:
+def routed_alone(
+    rows: Rows,
+    model: str,
+    peer: bool,
+    bytes_per_s: float,
+    flops: float,
+    only: list[int] | None = None,
+) -> None:
     weights = make_weights(model)
     interleaved = peer_sglang.interleave(weights["w13"]) if peer else None
-    for tokens, skewed in _cases(EXPERT_TOKENS):
+    for tokens, skewed in _cases(EXPERT_TOKENS, only):
         layer = make_layer(model, tokens, weights, shared=0, skewed=skewed)
         floor = layer.floor_us(bytes_per_s, flops)
         measure_layer(rows, "moe.experts", layer, ours, floor)
@@ -86,12 +94,14 @@ def routed_alone(rows: Rows, model: str, peer: bool, bytes_per_s: float, flops: 
         torch.cuda.empty_cache()
 
 
-def whole_layer(rows: Rows, model: str, bytes_per_s: float, flops: float) -> None:
+def whole_layer(
+    rows: Rows, model: str, bytes_per_s: float, flops: float, only: list[int] | None = None
+) -> None:
     """Gate, routed and shared experts in one timing. The gate's own choices are not used: the
     routings
     are fixed, so that the experts' bytes are those of the rows above."""
     weights = make_weights(model)
-    for tokens, skewed in _cases(LAYER_TOKENS):
+    for tokens, skewed in _cases(LAYER_TOKENS, only):
         layer = make_layer(model, tokens, weights, shared=SHARED, skewed=skewed)
         gates = {
             id(call): make_gate_problem(
@@ -204,6 +214,7 @@ def main() -> None:
         "--what", nargs="+", default=["small", "experts", "launches", "layer", "gate", "dense"]
     )
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--tokens", nargs="+", type=int, help="experts and layer of these alone")
     options = parser.parse_args()
     if options.peer:
         sys.path.insert(0, options.peer)
@@ -215,11 +226,11 @@ def main() -> None:
     rows.add("ceilings", "this device", "none", bytes_per_s=bytes_per_s, flops=flops)
     for model in options.model:
         if "experts" in options.what:
-            routed_alone(rows, model, bool(options.peer), bytes_per_s, flops)
+            routed_alone(rows, model, bool(options.peer), bytes_per_s, flops, options.tokens)
         if "launches" in options.what:
             launches_alone(rows, model)
         if "layer" in options.what:
-            whole_layer(rows, model, bytes_per_s, flops)
+            whole_layer(rows, model, bytes_per_s, flops, options.tokens)
         if "gate" in options.what:
             gate_alone(rows, model)
         if "dense" in options.what:
