@@ -131,7 +131,7 @@ class Engine:
 
         Raises: RequestError: it can never run, or not now ("queue_full", "shutting_down").
         """
-        prompt = [int(token) for token in prompt_ids]
+        prompt = list(map(int, prompt_ids))
         check_request(
             prompt,
             params,
