@@ -1,5 +1,6 @@
 """Memory planning: what is promised fits, what cannot be had is refused with the numbers."""
 
+import gc
 import logging
 
 import pytest
@@ -294,6 +295,7 @@ def test_what_a_gpu_takes_is_what_was_planned(small_config_path, tmp_path, monke
     plans, plan_engine = [], build_core.plan_engine
 
     def planned(*args, **kwargs):
+        gc.collect()  # engines of other tests: what they give back later would be taken from ours
         before = torch.cuda.memory_allocated()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -310,4 +312,5 @@ def test_what_a_gpu_takes_is_what_was_planned(small_config_path, tmp_path, monke
             input_ids=[[3 + r] * 4000 for r in range(16)], sampling_params={"max_new_tokens": 4}
         )
         taken = torch.cuda.max_memory_reserved() - pools
-    assert plan.other.total / 6 < taken <= plan.other.total
+    # No batch here is large enough for all split keys.
+    assert (plan.other.total - plan.other.split_keys) / 6 < taken <= plan.other.total
