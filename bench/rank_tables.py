@@ -7,7 +7,7 @@ from bench.rows import evidence
 FILE = "tensor_parallel_h200_2026-11-30.jsonl"
 KEY = ("op", "case", "dtype", "layers")
 PROMPTS_FILE = "prompt_graphs_h200_2026-11-30.jsonl"
-PROMPTS_KEY = ("op", "case", "layers", "rank_slice")
+PROMPTS_KEY = ("op", "case", "config", "layers", "rank_slice")
 
 
 def ranks(rows: list[dict]) -> str:
@@ -54,7 +54,7 @@ def prompts(rows: list[dict]) -> str:
     for row in rows:
         graph, launched = row["graph_ms"], row["launched_ms"]
         lines.append(
-            f"| {row['case']} ({row['layers']} layers) | {graph} | {launched} | "
+            f"| {row['case']} ({row['layers']} layers, {row['config']}) | {graph} | {launched} | "
             f"{launched / graph:.2f}x | {row['gate']} | {evidence(row)} |"
         )
     return "\n".join(lines)
