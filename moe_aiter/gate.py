@@ -263,7 +263,7 @@ def gate(
 
         launch_router(partial, x, weight, num_experts=X, depth=c["SLICE"], row=row)
     else:
-        blocks, tail = triton.cdiv(T, c["BLOCK_M"]), c.pop("TAIL")
+        blocks, tail = triton.cdiv(T, c["BLOCK_M"]), c.pop("TAIL", 0)
         if blocks > TICKETS:
             tail = 0
         tickets = (workspace or GateWorkspace.allocate(x.device)).tickets if tail else None

@@ -23,6 +23,7 @@ from bench.moe.problems import MODELS, ROUTINGS, SHARED, TOP_K, Layer, make_laye
 from bench.moe.timing import time_calls
 from kernel_base.arch import Arch, arch_of_device
 from kernel_base.tuning import TuningRow
+from moe_aiter.by_expert import experts_by_expert
 from moe_aiter.gate import GateWorkspace, gate
 from moe_aiter.grouped import experts_by_choice
 from moe_aiter.problems import make_gate_problem
@@ -34,6 +35,7 @@ TOKENS = {
     "by_token": (1, 4, 16),
     "shared": (1024, 8192),
     "by_choice": (16, 32, 128, 1024, 8192),
+    "by_expert": (20, 32, 128),
     "gate": (1, 16, 64, 512, 4096, 16384),
 }
 
@@ -98,6 +100,16 @@ def by_choice_configs(arch: str, tokens: int) -> Iterator[tuple]:
         yield tuple(row(arch, tile(m, n, k, group), warps, st) for n, k, warps, st in (up, down))
 
 
+def by_expert_configs(arch: str, tokens: int) -> Iterator[tuple]:
+    ups = ((64, 128, 4, 3), (32, 128, 4, 4), (32, 256, 4, 3), (64, 64, 4, 4), (64, 128, 8, 3))
+    downs = ((128, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 8, 3))
+    for m, up, down, together in itertools.product((16, 32, 64), ups, downs, (16, 32)):
+        (n, k, warps, stages), (n2, k2, warps2, stages2) = up, down
+        sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
+        sizes2 = {"BLOCK_M": m, "BLOCK_N": n2, "BLOCK_K": k2, "BLOCK_T": together}
+        yield row(arch, sizes, warps, stages), row(arch, sizes2, warps2, stages2)
+
+
 def gate_configs(arch: str, tokens: int) -> Iterator[tuple]:
     blocks = (16,) if tokens <= 16 else (32, 64) if tokens <= 512 else (64, 128)
     slices = (512, 1024) if tokens <= 512 else (1536, 2048, 3072, 8192)
@@ -110,6 +122,12 @@ def gate_configs(arch: str, tokens: int) -> Iterator[tuple]:
             continue
         constexprs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length}
         yield row(arch, constexprs, warps, 4), best
+        if m == 16:  # one launch
+            yield row(arch, {**constexprs, "TAIL": min(tokens, 16)}, warps, 4), None
+    if tokens > 16 and arch == "sm90":
+        for length, stages in itertools.product((768, 1536, 3072, 6144), (3, 4)):
+            constexprs = {"VARIANT": "hopper", "BLOCK_K": 64, "SLICE": length, "STAGES": stages}
+            yield replace(row(arch, constexprs, 4, 1), options={}), best
     if tokens > 16:
         for t, warps in itertools.product((1, 2, 4), (1, 2, 4)):
             select = row(arch, {"BLOCK_T": t}, warps, 1)
@@ -120,8 +138,15 @@ CONFIGS = {
     "by_token": by_token_configs,
     "shared": shared_configs,
     "by_choice": by_choice_configs,
+    "by_expert": by_expert_configs,
     "gate": gate_configs,
 }
+
+
+WAYS: dict[str, Callable] = {
+    "by_token": experts_by_token, "shared": experts_by_token, "by_choice": experts_by_choice,
+    "by_expert": experts_by_expert,
+}  # fmt: skip
 
 
 def runner(table: str, layer: Layer, arch: Arch) -> Callable[[Config, int], torch.Tensor]:
@@ -141,7 +166,7 @@ def runner(table: str, layer: Layer, arch: Arch) -> Callable[[Config, int], torc
         if table == "shared":
             weights |= {"w13": None, "w2": None}
             ids, gamma = None, gamma[:, TOP_K:]
-        op = experts_by_choice if table == "by_choice" else experts_by_token
+        op = WAYS[table]
         out = torch.empty_like(call.x)
         return op(call.x, ids, gamma, **weights, out=out, arch=arch, rows=config.rows)
 
