@@ -36,16 +36,11 @@ def vector_configs(depth: int) -> Iterator[tuple[dict, dict]]:
 
 
 def tile_configs(tokens: int, depth: int) -> Iterator[tuple[dict, dict]]:
-    """Tiles over the whole depth or a slice of it; weights loaded step by step, or all before the
-    input is waited for."""
+    """Tiles over the whole depth or a slice of it."""
     m = max(triton.next_power_of_2(tokens), 16)
     slices = (WHOLE,) if depth <= 1024 else (1024, 1536, 3072, WHOLE)
     for n, k, depth_of_one in product((16, 32, 64), (64, 128, 256, 512), slices):
         sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": depth_of_one}
-        own = min(depth_of_one, depth)
-        if n * own * 2 <= 128 * 1024 and own <= 8 * k:
-            for warps in (4, 8):
-                yield {**sizes, "AHEAD": True}, {"num_warps": warps, "num_stages": 2}
         for warps, stages in product((2, 4, 8), (3, 4, 6)):
             shared = stages * 2 * k * (m + n)
             if 32 * 1024 <= shared <= 200 * 1024 and m * n >= 128 * warps:

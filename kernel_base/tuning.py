@@ -50,12 +50,6 @@ class TuningRow:
         return {**self.constexprs, **self.options}
 
 
-def dependent(row: TuningRow) -> bool:
-    """Whether a row's launch may begin before the previous one has ended (NVIDIA's dependent
-    launches): the kernel then waits for that itself, see `kernel_base.device.await_previous`."""
-    return bool(row.options.get("launch_pdl"))
-
-
 def _holds(bound: Bound, value) -> bool:
     if isinstance(bound, tuple):
         low, high = bound

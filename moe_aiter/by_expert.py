@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
-from kernel_base.device import await_previous, drain_stores, let_next_start
-from kernel_base.tuning import TuningRow, dependent
+from kernel_base.device import drain_stores
+from kernel_base.tuning import TuningRow
 from moe_aiter.routing import parts
 from moe_aiter.tiles import down_step, expert_weights, gate_up_tile
 from moe_aiter.tuning import DOWN_BY_EXPERT, SWIGLU_BY_EXPERT
@@ -49,11 +49,9 @@ def _swiglu_by_expert_kernel(
     act_ptr, list_ptr, count_ptr, tickets_ptr, x_ptr, ids_ptr, gamma_ptr, w13_ptr, shared_ptr,
     tokens, choices, first_expert, num_experts, hidden, width, stride_x, stride_gamma,
     TOP_K: tl.constexpr, FOLD: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_P: tl.constexpr,
-    TICKETS: tl.constexpr, DEPENDENT: tl.constexpr, CHAINED: tl.constexpr,
+    TICKETS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    await_previous(DEPENDENT)
-    let_next_start(CHAINED)
     n0 = tl.program_id(0) * BLOCK_N
     e = tl.program_id(1)
     shared, t0 = _shared_block(e, num_experts, tokens, BLOCK_M)
@@ -135,11 +133,9 @@ def _down_by_expert_kernel(
     out_ptr, partial_ptr, act_ptr, list_ptr, count_ptr, tickets_ptr, ids_ptr, w2_ptr, shared_ptr,
     tokens, choices, first_expert, num_experts, hidden, width, stride_out,
     TOP_K: tl.constexpr, SHARED: tl.constexpr, EVEN_K: tl.constexpr, AMD: tl.constexpr,
-    BLOCK_X: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_X: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    await_previous(DEPENDENT)
-    let_next_start(DEPENDENT)
     e = tl.program_id(0)
     n0 = tl.program_id(1) * BLOCK_N
     shared, t0 = _shared_block(e, num_experts, tokens, BLOCK_M)
@@ -232,13 +228,12 @@ def experts_by_expert(
         act, lists, counts, drawn, x, topk_ids, gamma, w13, shared_w13,
         T, choices, first_expert, X, H, I, x.stride(0), gamma.stride(0),
         TOP_K=K, FOLD=S > 0, EVEN_K=H % c["BLOCK_K"] == 0, BLOCK_P=MAX_CHOICES, TICKETS=tickets,
-        DEPENDENT=dependent(first), CHAINED=dependent(second),
         **first.launch_kwargs(),
     )  # fmt: skip
     _down_by_expert_kernel[(X + S * triton.cdiv(T, d["BLOCK_M"]), tiles)](
         out, partial, act, lists, counts, drawn, topk_ids, w2, shared_w2,
         T, choices, first_expert, X, H, I, out.stride(0),
         TOP_K=K, SHARED=S, EVEN_K=I % d["BLOCK_K"] == 0, AMD=arch.vendor == "amd",
-        BLOCK_X=triton.next_power_of_2(X), DEPENDENT=dependent(second), **second.launch_kwargs(),
+        BLOCK_X=triton.next_power_of_2(X), **second.launch_kwargs(),
     )  # fmt: skip
     return out

@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
-from kernel_base.device import await_previous, drain_stores, let_next_start
-from kernel_base.tuning import TuningRow, dependent
+from kernel_base.device import drain_stores
+from kernel_base.tuning import TuningRow
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
 from moe_aiter.tuning import ROUTER, SELECT
 
@@ -102,7 +102,7 @@ def _router_kernel(
     partial_ptr, ticket_ptr, ids_ptr, weights_ptr, x_ptr, w_ptr, bias_ptr, scale_ptr,
     tokens, num_experts, hidden, route_scale, stride_x, stride_ids, pitch,
     SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr,
-    EVEN_K: tl.constexpr, AMD: tl.constexpr, DEPENDENT: tl.constexpr, AHEAD: tl.constexpr,
+    EVEN_K: tl.constexpr, AMD: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
@@ -116,16 +116,7 @@ def _router_kernel(
     # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
     w_ptrs = w_ptr + h0 + (tl.minimum(n, outputs - 1)[None, :] * hidden + offs_k[:, None])
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    weights = ()
-    if AHEAD:  # all of the program's weights are on their way before x is waited for
-        for k in tl.static_range(0, SLICE, BLOCK_K):
-            weights = weights + (tl.load(w_ptrs + k),)  # type: ignore[assignment]  # noqa: RUF005
-    await_previous(DEPENDENT)
-    let_next_start(DEPENDENT)
-    for step in tl.static_range(len(weights)):
-        x = tl.load(x_ptrs + step * BLOCK_K, mask=mask_t[:, None], other=0.0)
-        acc = tl.dot(x, weights[step], acc, input_precision="ieee")
-    for k in range(0, 0 if AHEAD else SLICE, BLOCK_K):
+    for k in range(0, SLICE, BLOCK_K):
         if EVEN_K:
             x = tl.load(x_ptrs + k, mask=mask_t[:, None], other=0.0)
             w = tl.load(w_ptrs + k)
@@ -165,11 +156,9 @@ def _router_kernel(
 def _select_kernel(
     ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tokens, num_experts, route_scale,
     stride_ids, pitch,
-    SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr, DEPENDENT: tl.constexpr,
+    SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    await_previous(DEPENDENT)
-    let_next_start(DEPENDENT)
     _select(
         ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tl.program_id(0) * BLOCK_T, tokens,
         num_experts, route_scale, stride_ids, pitch,
@@ -268,18 +257,17 @@ def gate(
             tail = 0
         tickets = (workspace or GateWorkspace.allocate(x.device)).tickets if tail else None
         even = H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0
-        c["AHEAD"] = even and bool(c.get("AHEAD"))
         _router_kernel[(blocks, triton.cdiv(X + S, c["BLOCK_N"]), slices)](
             partial, tickets, ids, weights_out, x, weight, bias, global_scale,
             T, X, H, route_scale, x.stride(0), ids.stride(0), pitch,
-            FINISH=tail > 0, EVEN_K=even, AMD=arch.vendor == "amd", DEPENDENT=dependent(row),
+            FINISH=tail > 0, EVEN_K=even, AMD=arch.vendor == "amd",
             BLOCK_T=max(tail, 1), **shared, **c, **row.options,
         )  # fmt: skip
     if not tail:
         second = rows[1] or SELECT.select(arch.name, tokens=T)
         _select_kernel[(triton.cdiv(T, second.constexprs["BLOCK_T"]),)](
             ids, weights_out, partial, bias, global_scale, T, X, route_scale, ids.stride(0), pitch,
-            DEPENDENT=dependent(second), **shared, **second.launch_kwargs(),
+            **shared, **second.launch_kwargs(),
         )  # fmt: skip
     return ids, weights_out
 

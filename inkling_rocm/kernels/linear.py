@@ -20,8 +20,8 @@ from torch import Tensor
 from inkling_rocm.kernels.linear_tuning import TILES, VECTOR
 from inkling_rocm.ops.linear import linear as linear_reference
 from inkling_rocm.ops.registry import OpContext
-from kernel_base.device import await_previous, drain_stores, let_next_start
-from kernel_base.tuning import TuningRow, dependent
+from kernel_base.device import drain_stores
+from kernel_base.tuning import TuningRow
 
 # Above FEW_TOKENS a library's product is as fast or faster (H200). But where the columns are few it
 # splits the depth and takes a second launch; up to MAX_TOKENS this one takes the place of both,
@@ -34,31 +34,23 @@ TICKETS = 4096
 
 @triton.jit
 def _linear_vector_kernel(
-    out_ptr, x_ptr, w_ptr, columns, DEPTH: tl.constexpr, DEPENDENT: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    out_ptr, x_ptr, w_ptr, columns, DEPTH: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
     rows = w_ptr + tl.minimum(n, columns - 1)[:, None].to(tl.int64) * DEPTH
-    weights = ()
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for start in tl.static_range(0, DEPTH, BLOCK_K):
         if start + BLOCK_K <= DEPTH:
+            x = tl.load(x_ptr + start + k)
             w = tl.load(rows + (start + k)[None, :])
         else:
-            w = tl.load(rows + (start + k)[None, :], mask=(start + k < DEPTH)[None, :], other=0.0)
-        weights = weights + (w,)  # type: ignore[assignment]  # noqa: RUF005
-    # The weights are on their way before the launch that writes x has ended.
-    await_previous(DEPENDENT)
-    let_next_start(DEPENDENT)
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for step in tl.static_range(len(weights)):
-        at = step * BLOCK_K + k
-        if (step + 1) * BLOCK_K <= DEPTH:
-            x = tl.load(x_ptr + at)
-        else:
-            x = tl.load(x_ptr + at, mask=at < DEPTH, other=0.0)
-        acc += weights[step].to(tl.float32) * x.to(tl.float32)[None, :]
+            mask = start + k < DEPTH
+            x = tl.load(x_ptr + start + k, mask=mask, other=0.0)
+            w = tl.load(rows + (start + k)[None, :], mask=mask[None, :], other=0.0)
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
     y = tl.sum(acc, 1)
     tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < columns)
 
@@ -66,8 +58,7 @@ def _linear_vector_kernel(
 @triton.jit(do_not_specialize=("tokens",))
 def _linear_tiles_kernel(
     out_ptr, partial_ptr, tickets_ptr, x_ptr, w_ptr, tokens, columns, depth, stride_x, stride_out,
-    SLICES: tl.constexpr, EVEN_K: tl.constexpr, AMD: tl.constexpr, DEPENDENT: tl.constexpr,
-    AHEAD: tl.constexpr,
+    SLICES: tl.constexpr, EVEN_K: tl.constexpr, AMD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -81,16 +72,7 @@ def _linear_tiles_kernel(
     rows = tl.minimum(n, columns - 1)[None, :].to(tl.int64)
     w_ptrs = w_ptr + first + rows * depth + k[:, None]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    weights = ()
-    if AHEAD:  # all of the program's weights are on their way before x is waited for
-        for start in tl.static_range(0, SLICE, BLOCK_K):
-            weights = weights + (tl.load(w_ptrs + start),)  # type: ignore[assignment]  # noqa: RUF005
-    await_previous(DEPENDENT)
-    let_next_start(DEPENDENT)
-    for step in tl.static_range(len(weights)):
-        x = tl.load(x_ptrs + step * BLOCK_K, mask=mask_t, other=0.0)
-        acc = tl.dot(x, weights[step], acc, input_precision="ieee")
-    for start in range(0, 0 if AHEAD else tl.minimum(SLICE, depth - first), BLOCK_K):
+    for start in range(0, tl.minimum(SLICE, depth - first), BLOCK_K):
         if EVEN_K:
             x = tl.load(x_ptrs + start, mask=mask_t, other=0.0)
             w = tl.load(w_ptrs + start)
@@ -160,7 +142,7 @@ def linear(
     if T == 1:
         row = row or VECTOR.select(arch, **facts)
         _linear_vector_kernel[(triton.cdiv(M, row.constexprs["BLOCK_N"]),)](
-            out, x_TN, weight_MN, M, DEPTH=N, DEPENDENT=dependent(row), **row.launch_kwargs()
+            out, x_TN, weight_MN, M, DEPTH=N, **row.launch_kwargs()
         )
     elif T > 1:
         row = row or TILES.select(arch, **facts)
@@ -171,7 +153,6 @@ def linear(
             c["SLICE"] = triton.cdiv(N, c["BLOCK_K"]) * c["BLOCK_K"]
         slices = triton.cdiv(N, c["SLICE"])
         even = N % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0
-        c["AHEAD"] = even and bool(c.get("AHEAD"))
         partial = None
         if slices > 1:
             partial = torch.empty(slices, T, M, dtype=torch.float32, device=x_TN.device)
@@ -179,7 +160,7 @@ def linear(
         _linear_tiles_kernel[(tiles, slices, blocks)](
             out, partial, tickets, x_TN, weight_MN, T, M, N, x_TN.stride(0), out.stride(0),
             SLICES=slices, EVEN_K=even,
-            AMD=arch.startswith("gfx"), DEPENDENT=dependent(row), **c, **row.options,
+            AMD=arch.startswith("gfx"), **c, **row.options,
         )  # fmt: skip
     return out
 

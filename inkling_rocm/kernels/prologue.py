@@ -31,8 +31,7 @@ from inkling_rocm.kernels.norm import normed
 from inkling_rocm.kernels.tuning import ATTENTION_PROLOGUE
 from inkling_rocm.ops.attention_prologue import tau_key
 from kernel_base.arch import Arch
-from kernel_base.device import await_previous, let_next_start
-from kernel_base.tuning import TuningRow, dependent
+from kernel_base.tuning import TuningRow
 
 
 @triton.jit
@@ -137,10 +136,8 @@ def _attention_prologue_kernel(
     num_tokens, stride_x_t, stride_k_t, stride_v_t, eps, log_floor, log_alpha,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TAPS: tl.constexpr, RING: tl.constexpr, DECODE: tl.constexpr, WRITE_RING: tl.constexpr,
-    DEPENDENT: tl.constexpr, ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    await_previous(DEPENDENT)
-    let_next_start(DEPENDENT)
     program = tl.program_id(0)
     kv_blocks = tl.cdiv(num_tokens * KV_HEADS, ROWS)
     # K and V first: they wait longest.
@@ -246,7 +243,6 @@ def attention_prologue(
         RING=ring_len,
         DECODE=meta.q_uniform == 1,
         WRITE_RING=in_place,
-        DEPENDENT=dependent(row),
         **row.launch_kwargs(),
     )  # fmt: skip
     if not in_place:

@@ -30,8 +30,7 @@ from inkling_rocm.kernels.conv import in_snapshot, past_source, store_tails
 from inkling_rocm.kernels.norm import normed
 from inkling_rocm.kernels.tuning import RESIDUAL_CONV_NORM
 from kernel_base.arch import Arch
-from kernel_base.device import await_previous, let_next_start
-from kernel_base.tuning import TuningRow, dependent
+from kernel_base.tuning import TuningRow
 
 
 @triton.jit
@@ -51,8 +50,7 @@ def _residual_conv_norm_kernel(
     snapshot_slot_ptr, snapshot_position_ptr, tap_ptr, num_tokens, stride_x_t, stride_second_t,
     stride_residual_t, stride_tap_t, eps,
     H: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr, DECODE: tl.constexpr,
-    WRITE_RING: tl.constexpr, DEPENDENT: tl.constexpr, TOKENS: tl.constexpr, KEEP: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    WRITE_RING: tl.constexpr, TOKENS: tl.constexpr, KEEP: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     first_token = tl.program_id(0) * TOKENS
     offs = tl.arange(0, BLOCK_H)
@@ -63,8 +61,6 @@ def _residual_conv_norm_kernel(
         for j in tl.static_range(TAPS):
             weight = tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0)
             taps = taps + (weight,)  # type: ignore[assignment]  # noqa: RUF005
-    await_previous(DEPENDENT)
-    let_next_start(DEPENDENT)
     for token32 in range(first_token, tl.minimum(first_token + TOKENS, num_tokens)):
         token = tl.cast(token32, tl.int64)
         position = tl.load(positions_ptr + token)
@@ -194,7 +190,6 @@ def residual_conv_norm(
         RING=ring_len,
         DECODE=meta.q_uniform == 1,
         WRITE_RING=in_place,
-        DEPENDENT=dependent(row),
         BLOCK_H=triton.next_power_of_2(H),
         **row.launch_kwargs(),
     )  # fmt: skip

@@ -146,7 +146,7 @@ def test_one_launch_of_several_token_blocks(arch, tail, hidden):
     not depend on the others, nor on how many launches there are."""
     p = make_gate_problem(37, experts=20, hidden=hidden)
     row = ROUTER.select(arch, tokens=16, bits=16, hidden=hidden, bulk=True)
-    sizes = {"BLOCK_M": 16, "SLICE": 128, "AHEAD": True}  # ahead only where slices are whole
+    sizes = {"BLOCK_M": 16, "SLICE": 128}
     one, two = (
         replace(row, constexprs=row.constexprs | sizes | {"TAIL": tokens}) for tokens in (tail, 0)
     )
