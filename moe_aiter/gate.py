@@ -83,15 +83,17 @@ def _select(
     # wave. The lowest marks what may not be chosen (again).
     bits = score.to(tl.int32, bitcast=True)
     key = tl.where(inside, bits ^ ((bits >> 31) & 0x7FFFFFFF), NEVER)
+    chosen_logits = shared
     for k in tl.static_range(TOP_K):
         best = tl.max(key, 1)
         expert = tl.min(tl.where(key == best[:, None], x[None, :], BLOCK_X), 1)
-        key = tl.where(x[None, :] == expert[:, None], NEVER, key)
+        here = x[None, :] == expert[:, None]
+        key = tl.where(here, NEVER, key)
+        logit = tl.sum(tl.where(here, logits, 0.0), 1)
         chosen = tl.where(w == k, expert[:, None], chosen)
+        chosen_logits = tl.where(w == k, logit[:, None], chosen_logits)
     tl.store(ids_ptr + t[:, None] * stride_ids + w, chosen, mask=mask_t[:, None] & (w < TOP_K))
-    routed = tl.gather(logits, tl.where(w < TOP_K, chosen, 0), 1)
-    logs = _log_sigmoid(tl.where(w < TOP_K, routed, shared))
-    logs = tl.where(w < TOP_K + SHARED, logs, float("-inf"))
+    logs = tl.where(w < TOP_K + SHARED, _log_sigmoid(chosen_logits), float("-inf"))
     powers = tl.exp(logs - tl.max(logs, 1)[:, None])
     weights = powers / tl.sum(powers, 1)[:, None] * scale
     tl.store(weights_ptr + t[:, None] * (TOP_K + SHARED) + w, weights, mask=used)

@@ -161,15 +161,9 @@ def _by_expert(up):
         k = 64 if arch in AMD else 128
         yield _row(arch, {"bits": 32}, tile(16, 32 if up else 64, 32), fp32)
         if arch == "sm90":
-            if up:
-                yield _measured({"rows": (None, 0)}, tile(16, 32, 256), few)
-                # Choices are uneven: several experts have more than 16 at three in the mean.
-                yield _measured({"rows": (None, 12)}, tile(32, 64, 128), few)
-            else:
-                yield _measured({"rows": (None, 0)}, tile(16, 128, 128), few)
-                yield _measured({"rows": (None, 12)}, {**tile(32, 128, 128), "BLOCK_T": 32}, few)
-        else:
-            yield _row(arch, {"rows": (None, 12)}, tile(16, 64 if up else 128, k), few)
+            sizes = tile(16, 32, 256) if up else tile(16, 128, 128)
+            yield _measured({"rows": (None, 0)}, sizes, few)
+        yield _row(arch, {"rows": (None, 12)}, tile(16, 64 if up else 128, k), few)
         yield _row(arch, {}, tile(32, 64 if up else 128, k), few)
 
 
@@ -190,12 +184,11 @@ def _router():
         if arch == "sm90":
             yield _measured({"tokens": (None, 1)}, tile(16, 32, 128, 512, 1), _nvidia(4, 5))
             yield _measured({"tokens": (None, 4)}, tile(16, 32, 128, 512, 4), _nvidia(4, 5))
-            # One launch: up to 7 us slower than two at 128 tokens, 3 at 32, where a layer takes 610
-            # and 380 us.
+            # One launch, up to 32 tokens 3 us slower than two; at 128 it would be 7.
             yield _measured({"tokens": (None, 8)}, tile(16, 32, 128, 512, 8), _nvidia(8, 4))
             yield _measured({"tokens": (None, 16)}, tile(16, 16, 256, 1024, 16), _nvidia(8, 4))
             yield _measured({"tokens": (None, 32)}, tile(16, 32, 256, 1536, 16), _nvidia(8, 3))
-            yield _measured({"tokens": (None, 128)}, tile(16, 32, 256, 2048, 16), _nvidia(8, 3))
+            yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 512)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
             # Slices such that 128 programs, or fewer, are one round of the multiprocessors.
             yield _measured({"tokens": (None, 2048), "bulk": True}, _hopper_router(768), {})
@@ -282,9 +275,10 @@ def _plan():
             "FOLD_FROM": fold_from,
         }  # fmt: skip
 
-    # Looking choices up saves two launches; sorting reads weights faster from 64 tokens on.
-    yield _row("sm90", {"width": (320, None)}, bounds(48, 512, 6, 49), {}, "measured", _CROSSOVERS)
-    yield _row("sm90", {}, bounds(48, 512, 9, 49), {}, "measured", _CROSSOVERS)
+    # Looking choices up saves two launches; sorting reads weights faster from 64 tokens on. And with
+    # uneven choices an expert of more than a row block makes its program as long again.
+    yield _row("sm90", {"width": (320, None)}, bounds(48, 256, 6, 49), {}, "measured", _CROSSOVERS)
+    yield _row("sm90", {}, bounds(48, 256, 9, 49), {}, "measured", _CROSSOVERS)
     yield from (row for row in _each(bounds(96, 1024, 12, 0), {}) if row.arch != "sm90")
 
 

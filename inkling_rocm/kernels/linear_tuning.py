@@ -53,8 +53,7 @@ def _tile_rows():
             (32, None, None, (16, 32, 64, 512), one),
             (16, 16, 1024, (16, 16, 256, WHOLE), two),
             (16, 16, None, (16, 32, 128, 1536), two),
-            (16, 64, None, (64, 64, 64, 1536), two),
-            (16, None, None, (128, 64, 64, 1536), two),
+            (16, None, None, (64, 64, 64, 1536), two),
         ):
             yield _tile_row(
                 arch, bits, tokens, depth, tile, {**options, "matrix_instr_nonkdim": 16}
@@ -65,8 +64,7 @@ def _tile_rows():
             (16, 16, 1024, (16, 16, 128, WHOLE), 2, 4),
             (16, 16, None, (16, 32, 128, 1536), 4, 4),
             (16, 32, None, (32, 32, 128, 1536), 4, 4),
-            (16, 64, None, (64, 64, 64, 1536), 4, 6),
-            (16, None, None, (128, 64, 64, 1536), 8, 6),
+            (16, None, None, (64, 64, 64, 1536), 4, 6),
         ):
             options = {"num_warps": warps, "num_stages": stages}
             measured = arch == "sm90" and bits == 16
