@@ -275,8 +275,8 @@ def _plan():
             "FOLD_FROM": fold_from,
         }  # fmt: skip
 
-    # Looking choices up saves two launches; sorting reads weights faster from 64 tokens on. And with
-    # uneven choices an expert of more than a row block makes its program as long again.
+    # Looking choices up saves two launches; sorting reads weights faster from 64 tokens on, and
+    # with uneven choices an expert of more than a row block makes its program as long again.
     yield _row("sm90", {"width": (320, None)}, bounds(48, 256, 6, 49), {}, "measured", _CROSSOVERS)
     yield _row("sm90", {}, bounds(48, 256, 9, 49), {}, "measured", _CROSSOVERS)
     yield from (row for row in _each(bounds(96, 1024, 12, 0), {}) if row.arch != "sm90")
