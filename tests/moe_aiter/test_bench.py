@@ -58,3 +58,15 @@ def test_tuned_configurations_are_complete(table):
             assert any(row is not None for row in rows)
             assert all(row is None or row.arch in ARCHS for row in rows)
             assert tune.describe(tune.Config(table=table, tokens=tokens, rows=rows))
+
+
+def test_skewed_routing_crowds_the_same_experts_whatever_the_seed():
+    loads = []
+    for seed in range(2):
+        ids = problems.skewed_routing(2048, seed, "cpu")
+        assert all(len(row.unique()) == problems.TOP_K for row in ids)
+        loads.append(torch.bincount(ids.flatten().long(), minlength=problems.EXPERTS).float())
+    mean = 2048 * problems.TOP_K / problems.EXPERTS
+    assert loads[0].max() > 2.5 * mean
+    assert loads[0].min() < 0.2 * mean
+    assert torch.corrcoef(torch.stack(loads))[0, 1] > 0.9
