@@ -8,7 +8,7 @@ of the routed experts only those that the tokens chose.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +112,7 @@ class LayerBench:
         self._ceilings = ceilings(arch_of_device(parts.device))
 
     @torch.inference_mode()
-    def measure(self, cases: Iterable[Case]) -> list[Measurement]:
+    def measure(self, cases: Iterable[Case]) -> Iterator[Measurement]:
         """Times of the cases, all of them before the first is profiled: once a profiler has been
         attached, every later launch of the process is slower, 1.5 us on an H200."""
         found = [self._timed(case) for case in cases]
@@ -120,7 +120,7 @@ class LayerBench:
         for one in found:
             one.ops = self._ops(one.case, self.prepare(one.case), on_gpu=on_gpu)
             one.floor_us = sum(op.floor_us for op in one.ops.values()) / layers or None
-        return found
+            yield one
 
     def _timed(self, case: Case) -> Measurement:
         on_gpu, layers = self.parts.device.type == "cuda", len(self.parts.model.layers)

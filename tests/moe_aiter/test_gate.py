@@ -162,6 +162,18 @@ def test_one_launch_of_several_token_blocks(arch, tail, hidden):
     assert torch.equal(part[1], weights[20:23])
 
 
+@pytest.mark.parametrize("tokens", [1, 17])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_more_weights_than_experts(arch, tokens):
+    """K + S past the next power of two of X; fp32 as in tiny models."""
+    p = make_gate_problem(tokens, experts=8, shared=3, hidden=48, dtype=torch.float32)
+    arguments = (p.x, p.weight, p.bias, torch.ones(1))
+    ids, weights = run(*arguments, top_k=6, arch=arch)
+    want_ids, want = gate_reference(*arguments, top_k=6, route_scale=SCALE)
+    assert torch.equal(ids, want_ids)
+    torch.testing.assert_close(weights.double(), want, rtol=1e-5, atol=1e-7)
+
+
 def test_capture_of_ids_in_a_replay_buffer():
     p = make_gate_problem(5, experts=8, hidden=64)
     buffer = torch.full((5, 4, 3), -1, dtype=torch.int32)

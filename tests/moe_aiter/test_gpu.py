@@ -160,3 +160,15 @@ def test_gate_of_a_prompt(tokens):
     again = gate(*arguments, top_k=TOP_K, route_scale=8.0)
     assert torch.equal(ids, again[0])
     assert torch.equal(weights, again[1])
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 8, 16, 17, 33])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gate_with_more_weights_than_experts(tokens, dtype):
+    """K + S past the next power of two of X, as a tiny model has it."""
+    p = make_gate_problem(tokens, experts=8, shared=3, hidden=48, dtype=dtype, device="cuda")
+    arguments = (p.x, p.weight, p.bias, p.global_scale)
+    ids, weights = gate(*arguments, top_k=6, route_scale=8.0)
+    want_ids, want = gate_reference(*arguments, top_k=6, route_scale=8.0)
+    assert torch.equal(ids, want_ids)
+    torch.testing.assert_close(weights.double(), want, rtol=1e-5, atol=1e-6)
