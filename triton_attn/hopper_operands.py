@@ -67,7 +67,7 @@ def item(
 ):  # fmt: skip
     """Item of round `turn`: request, K/V head, part, first token, q_len (0: no item), position of
     the first token, first key, end of the keys. Last units, which have the bias, come first.
-    Windows are one unit (SPLIT 0), or one of SPLIT keys each with parts counted from the end."""
+    Windows are whole (SPLIT 0; each part has all keys), or parts of SPLIT keys from the end."""
     index = turn * gl.num_programs(0) + gl.program_id(0)
     here = index < pairs * most_parts
     pair = index % pairs
@@ -85,7 +85,6 @@ def item(
         part = index // pairs
         begin = gl.maximum(q_start - WINDOW + 1, 0)
         end = kv_len
-        here = here & (part == 0)
         if SPLIT > 0:
             top = gl.maximum(kv_len - 1, 0) // SPLIT - part
             here = (index < pairs * most_parts) & (top >= begin // SPLIT)
@@ -164,7 +163,9 @@ def produce(
     GROUP: gl.constexpr, HALVES: gl.constexpr, TOKENS: gl.constexpr, MORE: gl.constexpr,
     BLOCK_R: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, P_STAGES: gl.constexpr, SPLIT: gl.constexpr, MAX_PARTS: gl.constexpr,
+    STEP: gl.constexpr,
 ):  # fmt: skip
+    """STEP 2: every second tile of a window, from the part's number on."""
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
@@ -175,7 +176,7 @@ def produce(
     biased = 0
     done = 0
     for turn in range(gl.cdiv(pairs * most_parts, gl.num_programs(0))):
-        request, kv_head, _part, token0, q_len, q_start, begin, end = item(
+        request, kv_head, part, token0, q_len, q_start, begin, end = item(
             turn, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_parts, kv_heads, WINDOW, SPLIT,
             MAX_PARTS,
         )  # fmt: skip
@@ -210,8 +211,12 @@ def produce(
             async_copy.mbarrier_arrive(q_ready.index(0), increment_count=False)
             done += 1
             bottom, low, top = tiles(q_start, begin, end, BIASED, EXTENT, WINDOW, BLOCK_N)
-            for back in range(top - bottom + 1):
-                n0 = (top - back) * BLOCK_N
+            first = top
+            if STEP == 2:
+                first = top - part
+            for back in range((first - bottom + STEP) // STEP):
+                tile = first - back * STEP
+                n0 = tile * BLOCK_N
                 n = n0 + offs_n
                 mask = ((n >= begin) & (n < end))[:, None]
                 stage = count % STAGES
@@ -226,7 +231,7 @@ def produce(
                 async_copy.async_copy_global_to_shared(k_smem.index(stage), k_ptrs, mask=mask)
                 async_copy.mbarrier_arrive(k_ready.index(stage), increment_count=False)
                 if BIASED:
-                    if (top - back >= low) | (back == 0):
+                    if (tile >= low) | (back == 0):
                         p_stage = biased % P_STAGES
                         mbarrier.wait(p_free.index(p_stage), ((biased // P_STAGES) & 1) ^ 1)
                         _copy_profile(

@@ -3,9 +3,9 @@ at most 64) are one tile; a key tile's sums are folded into those of its share.
 
 Even tiles, counted from the last key, are one share and odd ones the other; the result is the fold
 of both. In large batches a program takes a window, its two consumers a share each. In small ones
-every key tile has a program and a second launch folds. Sums and folds are the same arithmetic in
-the same order, so a result has the same bits either way. The producer and the scores are
-those of hopper_operands.py.
+every share, or in still smaller ones every key tile, has a program and a second launch folds. Sums
+and folds are the same arithmetic in the same order, so a result has the same bits either way. The
+producer and the scores are those of hopper_operands.py.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ def _consume(
     BIASED: gl.constexpr, EXTENT: gl.constexpr, WINDOW: gl.constexpr, H: gl.constexpr,
     GROUP: gl.constexpr, ROWS: gl.constexpr, MORE: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    MAX_PARTS: gl.constexpr,
+    MAX_PARTS: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Tiles share, share + 2, ... of the window, last one first; with SPLIT the program's one."""
+    """Tiles share, share + 2, ... of the window, last one first; with SHARES the program's share,
+    with SPLIT its one tile."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     rows_s: gl.constexpr = gl.SliceLayout(1, s_layout)
@@ -104,7 +105,8 @@ def _consume(
     row_s = gl.arange(0, 64, rows_s)
     row_o = gl.arange(0, 64, gl.SliceLayout(1, o_layout))
     offs_d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
-    if SPLIT > 0:
+    alone: gl.constexpr = SHARES or SPLIT > 0
+    if alone:
         let_next_start()
     request, kv_head, part, token0, q_len, q_start, begin, end = item(
         0, cu_seqlens_q_ptr, kv_len_ptr, pairs, most_tiles, kv_heads, WINDOW, SPLIT, MAX_PARTS
@@ -124,15 +126,18 @@ def _consume(
         l = gl.zeros([64], gl.float32, rows_s)
         m = gl.full([64], -1e30, gl.float32, rows_s)
         mbarrier.wait(q_ready.index(0), 0)
-        for turn in range((top - bottom + 2 - share) // 2):
-            count = 2 * turn + share
+        first = top - share
+        if SHARES:
+            first = top - part
+        for turn in range((first - bottom + 2) // 2):
+            count = turn if alone else 2 * turn + share
             acc_t, l_t, m_t = _tile_sums(
-                q, f, f2, factor, top - count, count, q_pos, keys, qk_scale, k_smem, v_smem, p_smem,
-                p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, BIASED, WINDOW, MORE,
-                HEAD_DIM, BLOCK_N, STAGES, P_STAGES, s_layout, o_layout, dtype,
+                q, f, f2, factor, first - 2 * turn, count, q_pos, keys, qk_scale, k_smem, v_smem,
+                p_smem, p_more, k_ready, k_free, v_ready, v_free, p_ready, p_free, BIASED, WINDOW,
+                MORE, HEAD_DIM, BLOCK_N, STAGES, P_STAGES, s_layout, o_layout, dtype,
             )  # fmt: skip
             acc, l, m = _fold(acc, l, m, acc_t, l_t, m_t, o_layout)
-        if SPLIT > 0:
+        if alone:
             slot = (request * kv_heads + kv_head).to(gl.int64) * MAX_PARTS + part
             ptrs = partial_ptr + slot * (ROWS * HEAD_DIM)
             ptrs = ptrs + (row_o * HEAD_DIM)[:, None] + offs_d[None, :]
@@ -181,7 +186,7 @@ def _hopper_window_kernel(
     H: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
     MORE: gl.constexpr, BLOCK_R: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, P_STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    MAX_PARTS: gl.constexpr,
+    MAX_PARTS: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -195,7 +200,9 @@ def _hopper_window_kernel(
     acc_smem = q_smem
     l_smem = q_smem
     m_smem = q_smem
-    if SPLIT == 0:
+    alone: gl.constexpr = SHARES or SPLIT > 0
+    step: gl.constexpr = 2 if SHARES else 1
+    if not alone:
         acc_smem = gl.allocate_shared_memory(gl.float32, [64, HEAD_DIM], sums_layout)
         l_smem = gl.allocate_shared_memory(gl.float32, [64], vector_layout)
         m_smem = gl.allocate_shared_memory(gl.float32, [64], vector_layout)
@@ -222,7 +229,7 @@ def _hopper_window_kernel(
         mbarrier.init(p_free.index(stage), count=1)
     qk_scale = softmax_scale * LOG2E
     tau_scale = 1.0 / softmax_scale
-    if SPLIT > 0:
+    if alone:
         gl.warp_specialize(
             [
                 (_consume, (
@@ -231,7 +238,7 @@ def _hopper_window_kernel(
                     stride_out_h, qk_scale, tau_scale, q_smem, f_smem, f_more, k_smem, v_smem,
                     p_smem, p_more, acc_smem, l_smem, m_smem, q_ready, k_ready, k_free, v_ready,
                     v_free, p_ready, p_free, handed, BIASED, EXTENT, WINDOW, H, GROUP, ROWS, MORE,
-                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, SHARES,
                 )),
                 (produce, (
                     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
@@ -240,7 +247,7 @@ def _hopper_window_kernel(
                     stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, f_more,
                     k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
                     v_free, p_ready, p_free, BIASED, EXTENT, PAD, WINDOW, GROUP, 1, TOKENS, MORE,
-                    BLOCK_R, PAGE_SIZE, HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                    BLOCK_R, PAGE_SIZE, HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, step,
                 )),
             ],
             [4],
@@ -255,7 +262,7 @@ def _hopper_window_kernel(
                     stride_out_h, qk_scale, tau_scale, q_smem, f_smem, f_more, k_smem, v_smem,
                     p_smem, p_more, acc_smem, l_smem, m_smem, q_ready, k_ready, k_free, v_ready,
                     v_free, p_ready, p_free, handed, BIASED, EXTENT, WINDOW, H, GROUP, ROWS, MORE,
-                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, SHARES,
                 )),
                 (_consume, (
                     1, out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, q_ptr, tau_ptr,
@@ -263,7 +270,7 @@ def _hopper_window_kernel(
                     stride_out_h, qk_scale, tau_scale, q_smem, f_smem, f_more, k_smem, v_smem,
                     p_smem, p_more, acc_smem, l_smem, m_smem, q_ready, k_ready, k_free, v_ready,
                     v_free, p_ready, p_free, handed, BIASED, EXTENT, WINDOW, H, GROUP, ROWS, MORE,
-                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                    HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, SHARES,
                 )),
                 (produce, (
                     q_ptr, k_ptr, v_ptr, r_ptr, by_key_ptr, page_table_ptr, first_page_ptr,
@@ -272,7 +279,7 @@ def _hopper_window_kernel(
                     stride_v_g, stride_page_b, stride_r_t, stride_r_h, q_smem, f_smem, f_more,
                     k_smem, v_smem, p_smem, p_more, q_ready, q_free, k_ready, k_free, v_ready,
                     v_free, p_ready, p_free, BIASED, EXTENT, PAD, WINDOW, GROUP, 1, TOKENS, MORE,
-                    BLOCK_R, PAGE_SIZE, HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS,
+                    BLOCK_R, PAGE_SIZE, HEAD_DIM, BLOCK_N, STAGES, P_STAGES, SPLIT, MAX_PARTS, step,
                 )),
             ],
             [4, 4],
@@ -286,14 +293,17 @@ def _window_merge_kernel(
     stride_out_t: tl.constexpr, stride_out_h: tl.constexpr,
     WINDOW: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MOST: tl.constexpr, MAX_PARTS: tl.constexpr,
+    SHARES: tl.constexpr,
 ):  # fmt: skip
-    """One row: even tiles, odd tiles, both."""
+    """One row: even tiles, odd tiles, both; with SHARES the first two are there."""
     row, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token0 = tl.load(cu_seqlens_q_ptr + request)
     q_len = tl.load(cu_seqlens_q_ptr + request + 1) - token0
     kv_len = tl.load(kv_len_ptr + request)
     first_key = tl.maximum(kv_len - q_len - WINDOW + 1, 0)
     parts = tl.maximum(kv_len - 1, 0) // BLOCK_N - first_key // BLOCK_N + 1
+    if SHARES:
+        parts = 2
     gdc_wait()
     if row >= q_len * GROUP:
         return
@@ -349,7 +359,7 @@ def launch_hopper_window(
     Args:
         max_q_len: bound on the tokens of a request; heads of a K/V head times it are at most 64.
         max_parts: slots of a request and K/V head, at least the key tiles of a window.
-        programs: up to so many, every key tile has its own.
+        programs: up to so many, every key tile has its own, or every share.
         row: names BLOCK_N, STAGES, P_STAGES.
     """
     B, g, D = kv_len.shape[0], k_pages.shape[2], q.shape[2]
@@ -358,10 +368,12 @@ def launch_hopper_window(
     tokens, more = feature_tokens(group, max_q_len, block_r)
     most_tiles = triton.cdiv(window + max_q_len - 2, block_n) + 1
     apart = B * g * most_tiles <= programs
-    _hopper_window_kernel[(B * g * (most_tiles if apart else 1),)](
+    shares = not apart and B * g * 2 <= programs
+    parts = most_tiles if apart else 2 if shares else 1
+    _hopper_window_kernel[(B * g * parts,)](
         out, lse, partial, partial_lm, q, k_pages, v_pages, bias.r if bias else None,
         bias.profile.by_key if bias else None, bias.tau if bias else None, page_table, first_page,
-        cu_seqlens_q, kv_len, B * g, most_tiles if apart else 1, g, out.stride(0), out.stride(1),
+        cu_seqlens_q, kv_len, B * g, parts, g, out.stride(0), out.stride(1),
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
         v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0),
         bias.r.stride(0) if bias else 0, bias.r.stride(1) if bias else 0, softmax_scale,
@@ -382,9 +394,10 @@ def launch_hopper_window(
         P_STAGES=1 if apart else row.constexprs["P_STAGES"],
         SPLIT=block_n if apart else 0,
         MAX_PARTS=max_parts,
+        SHARES=shares,
         **row.options,
     )  # fmt: skip
-    if apart:
+    if parts > 1:
         _window_merge_kernel[(rows, g, B)](
             out, lse, partial, partial_lm, cu_seqlens_q, kv_len, out.stride(0), out.stride(1),
             WINDOW=window,
@@ -393,8 +406,9 @@ def launch_hopper_window(
             ROWS=rows,
             HEAD_DIM=D,
             BLOCK_N=block_n,
-            MOST=most_tiles,
+            MOST=parts,
             MAX_PARTS=max_parts,
+            SHARES=shares,
             num_warps=1,
             launch_pdl=True,
         )  # fmt: skip

@@ -218,14 +218,14 @@ def test_verify_of_many_rows(heads, kv_heads, q_lens, window, page_size):
         _, want = reference(host, host_mod)
         ulps = 4 * torch.finfo(torch.bfloat16).eps
         assert (lse.cpu() - want).abs().max() < ulps * want.abs().max()
-        # Alone, with the same bound on the tokens, a request has the same bits.
-        alone = {n: v[:1] for n, v in problem.paged.items() if isinstance(v, torch.Tensor)}
-        rows = slice(0, q_lens[0])
-        bias = problem.bias
-        bias = RelativeBias(r=bias.r[rows], profile=bias.profile, tau=bias.tau[rows])
-        one, one_lse = attention_verify(
-            problem.q[rows], *tensors[1:], cu_seqlens_q=problem.cu_seqlens_q[:2],
-            score_mod=bias if biased else None, **{**shared, **alone, "max_kv_len": 4096},
-        )  # fmt: skip
-        assert torch.equal(one, out[rows])
-        assert torch.equal(one_lse, lse[rows])
+        # Alone or among fewer others, with the same bound on the tokens, the bits are the same.
+        for count in (1, 12):
+            rows, bias = slice(0, sum(q_lens[:count])), problem.bias
+            bias = RelativeBias(r=bias.r[rows], profile=bias.profile, tau=bias.tau[rows])
+            cut = {n: v[:count] for n, v in problem.paged.items() if isinstance(v, torch.Tensor)}
+            some, some_lse = attention_verify(
+                problem.q[rows], *tensors[1:], cu_seqlens_q=problem.cu_seqlens_q[: count + 1],
+                score_mod=bias if biased else None, **{**shared, **cut, "max_kv_len": 4096},
+            )  # fmt: skip
+            assert torch.equal(some, out[rows])
+            assert torch.equal(some_lse, lse[rows])

@@ -73,7 +73,12 @@ def taken(monkeypatch):
         ((12, 2, 9), {}, ["_decode_kernel", "_merge_kernel"]),  # six heads do not divide 64 rows
         ((16, 1, 9), {}, ["_decode_kernel", "_merge_kernel"]),  # 144 rows
         ((8, 2, 9), {"window": 512}, ["_hopper_window_kernel", "_window_merge_kernel"]),
-        ((8, 2, 9), {"window": 512, "requests": 32}, ["_hopper_window_kernel"]),
+        (
+            (8, 2, 9),
+            {"window": 512, "requests": 32},
+            ["_hopper_window_kernel", "_window_merge_kernel"],
+        ),
+        ((8, 2, 9), {"window": 512, "requests": 80}, ["_hopper_window_kernel"]),
         ((8, 2, 4), {"window": 512}, ["_decode_kernel", "_merge_kernel"]),  # fits 16 rows
         ((8, 2, 16), {"window": 512}, ["_decode_kernel", "_merge_kernel"]),  # shared memory
         ((8, 1, 9), {"window": 512}, ["_decode_kernel", "_merge_kernel"]),  # 72 rows
