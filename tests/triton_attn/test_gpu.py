@@ -180,6 +180,7 @@ def test_batch_mates_change_no_bit(tokens, kv_heads, window):
         assert torch.equal(alone_lse, lse[one])
 
 
+@pytest.mark.parametrize(("extent", "biased"), [(100, True), (1024, True), (1024, False)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "q_lens", "window", "page_size"),
     [
@@ -195,37 +196,36 @@ def test_batch_mates_change_no_bit(tokens, kv_heads, window):
         (8, 2, (4, 3, 0, 1, 4, 2), 512, 128),  # an ordinary tile
     ],
 )
-def test_verify_of_many_rows(heads, kv_heads, q_lens, window, page_size):
+def test_verify_of_many_rows(heads, kv_heads, q_lens, window, page_size, extent, biased):
     """sm90 packs the rows of a request and K/V head into one tile (hopper_verify.py for 33 to 128,
     hopper_window.py): ragged tokens, requests of one part and of many, programs of several items,
     all sides of the extent."""
     most = max(q_lens)
     q_lens, kv_lens = 8 * q_lens, 8 * (1700, 700, 4, most, most + 1, 513)
-    for extent, biased in ((100, True), (1024, True), (1024, False)):
-        host = make_problem(
-            q_lens, kv_lens, heads=heads, kv_heads=kv_heads, head_dim=128, page_size=page_size,
-            window=window, extent=extent, dtype=torch.bfloat16,
+    host = make_problem(
+        q_lens, kv_lens, heads=heads, kv_heads=kv_heads, head_dim=128, page_size=page_size,
+        window=window, extent=extent, dtype=torch.bfloat16,
+    )  # fmt: skip
+    problem = host.to("cuda")
+    mod = problem.bias if biased else None
+    shared = {"max_q_len": most, "max_kv_len": 1700, "return_lse": True, **problem.paged}
+    tensors = (problem.q, problem.k_pages, problem.v_pages)
+    out, lse = attention_verify(
+        *tensors, cu_seqlens_q=problem.cu_seqlens_q, score_mod=mod, **shared
+    )
+    host_mod = host.bias if biased else None
+    assert within_budget(host, out.cpu(), host_mod)
+    _, want = reference(host, host_mod)
+    ulps = 4 * torch.finfo(torch.bfloat16).eps
+    assert (lse.cpu() - want).abs().max() < ulps * want.abs().max()
+    # Alone or among fewer others, with the same bound on the tokens, the bits are the same.
+    for count in (1, 12):
+        rows, bias = slice(0, sum(q_lens[:count])), problem.bias
+        bias = RelativeBias(r=bias.r[rows], profile=bias.profile, tau=bias.tau[rows])
+        cut = {n: v[:count] for n, v in problem.paged.items() if isinstance(v, torch.Tensor)}
+        some, some_lse = attention_verify(
+            problem.q[rows], *tensors[1:], cu_seqlens_q=problem.cu_seqlens_q[: count + 1],
+            score_mod=bias if biased else None, **{**shared, **cut, "max_kv_len": 4096},
         )  # fmt: skip
-        problem = host.to("cuda")
-        mod = problem.bias if biased else None
-        shared = {"max_q_len": most, "max_kv_len": 1700, "return_lse": True, **problem.paged}
-        tensors = (problem.q, problem.k_pages, problem.v_pages)
-        out, lse = attention_verify(
-            *tensors, cu_seqlens_q=problem.cu_seqlens_q, score_mod=mod, **shared
-        )
-        host_mod = host.bias if biased else None
-        assert within_budget(host, out.cpu(), host_mod)
-        _, want = reference(host, host_mod)
-        ulps = 4 * torch.finfo(torch.bfloat16).eps
-        assert (lse.cpu() - want).abs().max() < ulps * want.abs().max()
-        # Alone or among fewer others, with the same bound on the tokens, the bits are the same.
-        for count in (1, 12):
-            rows, bias = slice(0, sum(q_lens[:count])), problem.bias
-            bias = RelativeBias(r=bias.r[rows], profile=bias.profile, tau=bias.tau[rows])
-            cut = {n: v[:count] for n, v in problem.paged.items() if isinstance(v, torch.Tensor)}
-            some, some_lse = attention_verify(
-                problem.q[rows], *tensors[1:], cu_seqlens_q=problem.cu_seqlens_q[: count + 1],
-                score_mod=bias if biased else None, **{**shared, **cut, "max_kv_len": 4096},
-            )  # fmt: skip
-            assert torch.equal(some, out[rows])
-            assert torch.equal(some_lse, lse[rows])
+        assert torch.equal(some, out[rows])
+        assert torch.equal(some_lse, lse[rows])
