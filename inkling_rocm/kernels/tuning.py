@@ -11,16 +11,15 @@ AMD = ("gfx942", "gfx950")
 NVIDIA = ("sm80", "sm90", "sm100")
 
 
-def _row(arch, when, constexprs, num_warps, measured=False, **more):
+def _row(arch, when, constexprs, num_warps, measured=False):
     measured = measured and arch == "sm90"
     return TuningRow(
         arch=arch,
         when=when,
         constexprs=constexprs,
-        options={"num_warps": num_warps, **more.get("options", {})},
+        options={"num_warps": num_warps},
         evidence="measured" if measured else "guess",
         source=_MEASURED if measured else _GUESS,
-        accepted_spills=more.get("accepted_spills"),
     )
 
 
@@ -57,10 +56,7 @@ def _residual():
     for arch in NVIDIA:
         yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1, "KEEP": True}, 2)
         yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1, "KEEP": False}, 32, measured=True)
-        # Three programs a multiprocessor: 8192 tokens in 136 us, 141 to 145 without the bound.
-        bound = {"options": {"maxnreg": 80}, "accepted_spills": "8 bytes a thread, 6 % faster"}
-        many = bound if arch == "sm90" else {}
-        yield _row(arch, {}, {"TOKENS": 1, "KEEP": False}, 8, measured=True, **many)
+        yield _row(arch, {}, {"TOKENS": 1, "KEEP": False}, 8, measured=True)
 
 
 RESIDUAL_CONV_NORM = TuningTable("inkling_rocm.residual_conv_norm", tuple(_residual()))
