@@ -100,7 +100,7 @@ def demo_checkpoint(cache_dir: str | Path | None = None) -> Path:
     key = hashlib.sha256(f"{_VERSION}:{config_text}".encode()).hexdigest()[:12]
     folder = parent / f"demo-{key}"
     if _is_intact(folder):
-        with suppress(PermissionError):  # a shared copy may be for reading only
+        with suppress(OSError):  # a shared copy may be for reading only
             os.utime(folder / _MANIFEST)
         return folder
     parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 
 from torch import Tensor
@@ -105,10 +106,10 @@ class EngineCore:
             self._end_request(request, "abort")
         self._flush()
 
-    def fail_all(self, message: str) -> None:
-        """Report an error to every request when the engine is beyond use: nothing is freed, because
-        its books may be what is broken."""
-        for request in self.requests.values():
+    def fail_all(self, message: str, arrived: Iterable[Request] = ()) -> None:
+        """Report an error to every request, and to those that have `arrived` without being added,
+        when the engine is beyond use: nothing is freed, its books may be what is broken."""
+        for request in (*self.requests.values(), *arrived):
             for sequence in request.sequences:
                 if not sequence.retired:
                     sequence.retired = True

@@ -26,7 +26,7 @@ from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.engine.sequence import Request
 from inkling_rocm.engine.sequence import Sequence as Continuation
 from inkling_rocm.engine.sglang_form import Generation
-from inkling_rocm.engine.validate import check_request
+from inkling_rocm.engine.validate import check_request, token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Engine:
 
         Raises: RequestError: it can never run, or not now ("queue_full", "shutting_down").
         """
-        prompt = list(map(int, prompt_ids))
+        prompt = token_ids(prompt_ids, "prompt_ids")
         check_request(
             prompt,
             params,
@@ -229,7 +229,7 @@ class Engine:
         Returns: fp32 [tokens, real vocabulary], on the CPU.
         Raises: RequestError: the prompt does not fit. RuntimeError: the forward failed.
         """
-        prompt = [int(token) for token in input_ids]
+        prompt = token_ids(input_ids, "input_ids")
         params = SamplingParams(max_new_tokens=0)
         check_request(
             prompt,

@@ -52,7 +52,7 @@ class EngineThread(threading.Thread):
         self._seeds = random.Random(seed)
         self._built: Future[None] = Future()
         self._arrivals = 0
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[Request | Callable[[], None]] = deque()
         self._closing = self._draining = False
         self.failure: str | None = None
         self.open: set[str] = set()
@@ -68,8 +68,10 @@ class EngineThread(threading.Thread):
         try:
             self.core, device = self._build()
         except BaseException as error:
-            self._end()
-            self._built.set_exception(error)
+            try:
+                self._end()
+            finally:
+                self._built.set_exception(error)
             return
         self._built.set_result(None)
         try:
@@ -104,7 +106,8 @@ class EngineThread(threading.Thread):
             request.seed = self._seeds.getrandbits(62) if given is None else given
             # In one critical section with the checks: a request that passed them is in the inbox
             # before shutdown can close it, so its handle always ends.
-            self.command(lambda: self.core.add(request))
+            self._inbox.append(request)
+            self.changed.notify_all()
 
     def ended(self, rid: str) -> None:
         """A request has ended (called by its handle)."""
@@ -133,7 +136,7 @@ class EngineThread(threading.Thread):
 
     def _loop(self) -> None:
         core = self.core
-        commands: list[Callable[[], None]] = []
+        arrived: list[Request | Callable[[], None]] = []
         try:
             while True:
                 with self.changed:
@@ -141,11 +144,14 @@ class EngineThread(threading.Thread):
                         core.metrics.step(core.stats(), tokens=0, seconds=0.0)
                     while core.idle and not self._inbox and not self._closing:
                         self.changed.wait()
-                    commands = list(self._inbox)
+                    arrived = list(self._inbox)
                     self._inbox.clear()
                     closing = self._closing
-                while commands:
-                    commands.pop(0)()
+                while arrived:
+                    if isinstance(item := arrived.pop(0), Request):
+                        core.add(item)
+                    else:
+                        item()
                 if closing:
                     core.abort_all()
                     if self._save:
@@ -154,11 +160,10 @@ class EngineThread(threading.Thread):
                 if not core.idle:
                     core.step()
         except BaseException as error:
-            # Nothing may hang on an engine that is gone; the fault itself goes on its way.
+            # Nothing may hang on an engine that is gone; the fault itself goes on its way. Commands
+            # that wait are not done: the books they work on may be what is broken.
             with self.changed:
                 self.failure = f"the engine stopped: {type(error).__name__}: {error}"
-                commands += self._inbox
-            for command in commands:
-                command()
-            core.fail_all(self.failure)
+                arrived += self._inbox
+            core.fail_all(self.failure, [item for item in arrived if isinstance(item, Request)])
             raise

@@ -125,6 +125,9 @@ def _prepare(
 ) -> tuple[int, ...] | None:
     """Compile what prompts need. Returns: batch sizes to capture; None = nothing is captured."""
     if parts.device.type == "cpu":
+        for name in ("cuda_graph_bs", "cuda_graph_max_bs", "cuda_graph_max_bs_prefill"):
+            if getattr(args, name) is not None:
+                logger.warning("%s has no effect: a CPU has no graphs", name)
         return None
     _warm_up(parts, plan, host)
     reason = "--disable-cuda-graph" if args.disable_cuda_graph else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from inkling_rocm.engine.handle import RequestHandle
+from inkling_rocm.engine.handle import RequestHandle, amerged, merged
 from inkling_rocm.engine.request import (
     DraftCounts,
     GenerationError,
@@ -17,6 +18,7 @@ from inkling_rocm.engine.request import (
     TokenLogprob,
     Update,
 )
+from inkling_rocm.engine.validate import token_ids
 
 if TYPE_CHECKING:
     from inkling_rocm.engine.engine import Engine
@@ -58,9 +60,12 @@ def _biases(given: Any) -> dict[int, float]:
     """logit_bias, whose tokens JSON has made strings."""
     if not isinstance(given, Mapping):
         raise RequestError(f"logit_bias {given!r:.100}: wanted a dictionary", param="logit_bias")
+    for token in given:
+        if not isinstance(token, Integral | str) or isinstance(token, bool):
+            raise RequestError(f"logit_bias {token!r:.100}: keys are token ids", param="logit_bias")
     try:
         return {int(token): bias for token, bias in given.items()}
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise RequestError(
             f"logit_bias: {error}; keys are token ids", param="logit_bias"
         ) from error
@@ -221,29 +226,17 @@ class Generation:
     def iterate(self) -> Iterator[dict]:
         """Dictionaries with everything so far, as updates come; closing the iterator aborts."""
         try:
-            active = list(range(len(self._handles)))
-            while active:
-                for i in list(active):
-                    update = next(self._handles[i], None)
-                    if update is None:
-                        active.remove(i)
-                    else:
-                        yield self._partial(i, update)
+            for i, update in merged(self._handles):
+                yield self._partial(i, update)
         finally:
             self.abort()
 
     async def aiterate(self) -> AsyncIterator[dict]:
         """`iterate` for asyncio."""
         try:
-            active = list(range(len(self._handles)))
-            while active:
-                for i in list(active):
-                    try:
-                        update = await anext(self._handles[i])
-                    except StopAsyncIteration:
-                        active.remove(i)
-                    else:
-                        yield self._partial(i, update)
+            async with aclosing(amerged(self._handles)) as updates:
+                async for i, update in updates:
+                    yield self._partial(i, update)
         finally:
             self.abort()
 
@@ -284,20 +277,7 @@ def _prompts(engine: Engine, prompt: Any, input_ids: Any) -> tuple[list[list[int
     nested = isinstance(input_ids, list | tuple) and isinstance(
         next(iter(input_ids), 0), list | tuple
     )
-    return [_token_ids(ids) for ids in (input_ids if nested else [input_ids])], nested
-
-
-def _token_ids(given: Any) -> list[int]:
-    # By type, not by token: asking Integral of every token of a large batch takes longer than
-    # starting its first step.
-    if not isinstance(given, Iterable) or not all(
-        issubclass(kind, Integral) for kind in set(map(type, given))
-    ):
-        raise RequestError(
-            f"input_ids {given!r:.100}: wanted a list of token ids, or a list of such",
-            param="input_ids",
-        )
-    return list(given)
+    return [token_ids(ids, "input_ids") for ids in (input_ids if nested else [input_ids])], nested
 
 
 def _for_each(value: Any, count: int, name: str) -> list:

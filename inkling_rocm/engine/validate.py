@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
+from typing import Any
 
 from inkling_rocm.engine.request import RequestError, SamplingParams
 
@@ -16,6 +17,22 @@ _RANGES = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
 }
+
+
+def token_ids(given: Any, name: str) -> list[int]:
+    """A prompt's ids as a list of int. Raises: RequestError: it is something else."""
+    ids = None
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | Set):
+        ids = list(given)
+    # By type, not by token: asking Integral of every token of a large batch takes longer than
+    # starting its first step.
+    if ids is None or not all(
+        issubclass(kind, Integral) and kind is not bool for kind in set(map(type, ids))
+    ):
+        raise RequestError(
+            f"{name} {given!r:.100}: wanted a list of token ids, or a list of such", param=name
+        )
+    return list(map(int, ids))
 
 
 def check_request(

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inkling_rocm.engine import RequestHandle
+from inkling_rocm.engine.handle import amerged
 from inkling_rocm.engine.request import TokenLogprob, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
 from inkling_rocm.server.assemble import floor_logprob
@@ -21,7 +22,7 @@ from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.prompts import check_choices, prompt_ids, submit_all
 from inkling_rocm.server.protocol import CompletionBody
 from inkling_rocm.server.sampling import sampling_params
-from inkling_rocm.server.streaming import DONE, EventStream, event, merge, unless_disconnected
+from inkling_rocm.server.streaming import DONE, EventStream, event, unless_disconnected
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -205,7 +206,7 @@ def _refuse(body: CompletionBody) -> None:
 
 
 async def _collect(completion: _Completion) -> dict[str, Any]:
-    async for position, update in merge(completion.handles):
+    async for position, update in amerged(completion.handles):
         completion.take(position, update)
     choices = [
         {
@@ -227,7 +228,7 @@ async def _events(completion: _Completion) -> AsyncIterator[bytes]:
         return event(payload)
 
     try:
-        async for position, update in merge(completion.handles):
+        async for position, update in amerged(completion.handles):
             number, text, logprobs = completion.take(position, update)
             reason = completion.choices[number].finish_reason
             if text or reason or (logprobs and logprobs["tokens"]):

@@ -194,6 +194,8 @@ def failure(message: str, code: ErrorCode | None) -> ApiError:
     """What to tell the client when the engine could not finish its request."""
     if code == "no_token_possible":
         return ApiError(message, code=code)
+    if code == "engine_failed":
+        return ApiError(message, status=503, code=code)
     return ApiError(message, status=500, code="engine_error")
 
 

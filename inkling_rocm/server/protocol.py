@@ -60,6 +60,15 @@ class Body(BaseModel):
 _ONE_MODEL = "this server has one model and no adapters"
 _NO_EMBEDDINGS = "send text or token ids"
 _IN_CHAT = "use response_format or regex of /v1/chat/completions"
+_NO_EDITS = "use logit_bias"
+_OTHER_SAMPLING = {
+    "use_beam_search": "leave it out",
+    "bad_words": _NO_EDITS,
+    "allowed_token_ids": _NO_EDITS,
+    "custom_logit_processor": _NO_EDITS,
+    "include_stop_str_in_output": "use stop_token_ids, whose tokens are in the answer",
+    "return_hidden_states": "leave it out",
+}
 _GUIDED = dict.fromkeys(
     (
         "guided_json",
@@ -104,6 +113,7 @@ class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
     UNSUPPORTED = {
+        **_OTHER_SAMPLING,
         "lora_path": _ONE_MODEL,
         "prompt_embeds": _NO_EMBEDDINGS,
         **_GUIDED,
@@ -185,7 +195,10 @@ class ChatBody(SamplingBody):
         "functions": "use tools",
         "function_call": "use tool_choice",
         "audio": "answers are text",
+        "image_data": "send text",
         "lora_path": _ONE_MODEL,
+        **dict.fromkeys(("json_schema", "structural_tag"), "use response_format"),
+        **_OTHER_SAMPLING,
         **_GUIDED,
     }
 
@@ -255,7 +268,10 @@ class GenerateBody(Body):
         **dict.fromkeys(("image_data", "video_data", "audio_data"), "send text"),
         "input_embeds": _NO_EMBEDDINGS,
         "lora_path": _ONE_MODEL,
+        "custom_logit_processor": "use logit_bias of sampling_params",
         "return_hidden_states": "leave it out",
+        "session_params": "send the whole prompt; what it begins with is in the prefix cache",
+        "token_ids_logprob": "use top_logprobs_num",
     }
 
     text: str | Many[str] | None = None

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-from inkling_rocm.engine import RequestHandle
-from inkling_rocm.engine.request import Update
 
 T = TypeVar("T")
 
@@ -78,30 +75,3 @@ async def _until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def merge(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, Update]]:
-    """Updates of several requests in the order they come, each with its request's position."""
-    if len(handles) == 1:
-        async for update in handles[0]:
-            yield 0, update
-        return
-    queue: asyncio.Queue[tuple[int, Update | None]] = asyncio.Queue()
-
-    async def pump(position: int, handle: RequestHandle) -> None:
-        try:
-            async for update in handle:
-                queue.put_nowait((position, update))
-        finally:
-            queue.put_nowait((position, None))
-
-    tasks = [asyncio.create_task(pump(i, handle)) for i, handle in enumerate(handles)]
-    try:
-        for _ in range(len(handles)):
-            while (item := await queue.get())[1] is not None:
-                yield item[0], item[1]
-        for task in tasks:
-            await task
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -116,7 +116,7 @@ def test_a_server_ends_when_its_engine_is_gone(monkeypatch):
     thread.start()
     with httpx.Client(base_url=f"http://127.0.0.1:{ports.get(timeout=60)}", timeout=30) as http:
         answer = http.post(CHAT, json=body(100))
-    assert '"code":"engine_error"' in answer.text
+    assert '"code":"engine_failed"' in answer.text
     thread.join(20)
     (result,) = ended
     assert result.exit_code == 1

@@ -278,10 +278,67 @@ def test_bad_prompts_are_refused(engine):
         with pytest.raises(RequestError, match="wanted a text") as caught:
             engine.generate(prompt)
         assert caught.value.param == "prompt"
-    for ids in ("abc", ["a"], [1.5], [[1], [2.5]], [[1], 2], 5):
+    wrong = ("abc", ["a"], [1.5], 5, [True], {1: 2}, {1}, [None])
+    for ids in (*wrong, [[1], [2.5]], [[1], 2]):
         with pytest.raises(RequestError, match="wanted a list of token ids") as caught:
             engine.generate(input_ids=ids)
         assert caught.value.param == "input_ids"
+    for ids in wrong:
+        with pytest.raises(RequestError, match="wanted a list of token ids"):
+            engine.submit(ids, SamplingParams())
+        with pytest.raises(RequestError, match="wanted a list of token ids"):
+            engine.prompt_logits(ids)
+    one = engine.generate(input_ids=[1, 2], sampling_params=GREEDY)
+    same = engine.generate(input_ids=iter([1, 2]), sampling_params=GREEDY)
+    assert same["output_ids"] == one["output_ids"]
+    with pytest.raises(RequestError, match="keys are token ids"):
+        engine.generate(input_ids=[1], sampling_params={"logit_bias": {1.7: 1}})
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_waiting_prompt_does_not_hold_up_another(asynchronous):
+    """One that runs is read to its end while the other is still queued."""
+    long = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True}
+    with history_engine(max_running_requests=1) as engine:
+        given = {"input_ids": [[1], [2]], "sampling_params": long, "stream": True}
+        if asynchronous:
+
+            async def collect():
+                return [part["index"] async for part in await engine.async_generate(**given)]
+
+            order = asyncio.run(collect())
+        else:
+            order = [part["index"] for part in engine.generate(**given)]
+    assert order == sorted(order)
+    assert set(order) == {0, 1}
+
+
+def test_an_engine_that_ends_with_an_abort_queued_ends_every_request():
+    """The abort works on the books that may be broken: it is not done, and nothing hangs on it."""
+    entered, go = threading.Event(), threading.Event()
+
+    def before(meta):
+        entered.set()
+        go.wait()
+        raise KeyboardInterrupt  # ends the engine, not only a step
+
+    engine = history_engine(model=HistoryModel(before=before))
+    handles = [engine.submit([1], SamplingParams(max_new_tokens=5))]
+    entered.wait()
+
+    def broken(sequence):
+        raise AssertionError("the books are broken")
+
+    engine._core.scheduler.release = broken
+    engine.abort(handles[0].rid)
+    handles.append(engine.submit([2], SamplingParams(max_new_tokens=5)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda _: None)
+        go.set()
+        ends = [list(handle)[-1] for handle in handles]
+        engine._thread.join(20)
+    assert [end.error_code for end in ends] == ["engine_failed"] * 2
+    assert engine.drain(timeout=10)
     for arguments in ({}, {"prompt": "a", "input_ids": [1]}):
         with pytest.raises(RequestError, match="exactly one"):
             engine.generate(sampling_params=GREEDY, **arguments)

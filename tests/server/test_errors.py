@@ -121,6 +121,9 @@ BAD_CHAT = [
     ({"messages": HI, "response_format": {"type": "xml"}}, "response_format.type"),
     ({"messages": HI, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"messages": HI, "regex": "("}, "regex"),
+    ({"messages": HI, "use_beam_search": True}, "use_beam_search"),
+    ({"messages": HI, "allowed_token_ids": [1]}, "allowed_token_ids"),
+    ({"messages": HI, "json_schema": "{}"}, "json_schema"),
 ]
 BAD_SCHEMAS = [
     {"type": "nonsense"},
