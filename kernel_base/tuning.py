@@ -45,9 +45,22 @@ class TuningRow:
         KeyError."""
         return all(_holds(bound, facts[name]) for name, bound in self.when.items())
 
-    def launch_kwargs(self) -> dict:
-        """Constexprs and options together, ready for `kernel[grid](..., **row.launch_kwargs())`."""
-        return {**self.constexprs, **self.options}
+    def launch_options(self, *, waits: bool = False) -> dict:
+        """The options of a launch whose kernel `waits` for the one before (kernel_base.device), or
+        does not.
+
+        Raises: ValueError: it does not, and the option launch_pdl would have it start early."""
+        if self.options.get("launch_pdl") and not waits:
+            raise ValueError(
+                f"tuning row {self.constexprs}: launch_pdl, but the kernel does not wait for the "
+                "launch before; leave the option out"
+            )
+        return dict(self.options)
+
+    def launch_kwargs(self, *, waits: bool = False) -> dict:
+        """Constexprs and options together, ready for `kernel[grid](..., **row.launch_kwargs())`;
+        see `launch_options`."""
+        return {**self.constexprs, **self.launch_options(waits=waits)}
 
 
 def _holds(bound: Bound, value) -> bool:

@@ -263,7 +263,7 @@ def gate(
             partial, tickets, ids, weights_out, x, weight, bias, global_scale,
             T, X, H, route_scale, x.stride(0), ids.stride(0), pitch,
             FINISH=tail > 0, EVEN_K=even, AMD=arch.vendor == "amd",
-            BLOCK_T=max(tail, 1), **shared, **c, **row.options,
+            BLOCK_T=max(tail, 1), **shared, **c, **row.launch_options(),
         )  # fmt: skip
     if not tail:
         second = rows[1] or SELECT.select(arch.name, tokens=T)

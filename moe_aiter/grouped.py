@@ -217,7 +217,7 @@ def combine(
         out, partial, addend, topk_ids, place, partial.shape[0] - shared * each, each, first_expert,
         num_experts, H, out.stride(0), 0 if addend is None else addend.stride(0),
         TOP_K=K, SHARED=shared, HAS_ADDEND=addend is not None,
-        EARLY=bool(row.options.get("launch_pdl")), **row.launch_kwargs(),
+        EARLY=bool(row.options.get("launch_pdl")), **row.launch_kwargs(waits=True),
     )  # fmt: skip
     return out
 

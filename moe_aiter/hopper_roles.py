@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kernel_base.hopper_copy import bulk_load, bulk_store, row_load
 from moe_aiter.hopper_tiles import (
     count_parts,
     count_shared_rows,
@@ -24,11 +25,6 @@ from moe_aiter.hopper_tiles import (
     tokens_of,
 )
 from moe_aiter.routing import ROW_ALIGN
-
-# Triton renamed these after 3.6; the old names are still there, and raise.
-_bulk_load = getattr(tma, "async_load", tma.async_copy_global_to_shared)
-_bulk_store = getattr(tma, "async_store", tma.async_copy_shared_to_global)
-_row_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
 
 BLOCK_M, BLOCK_N, BLOCK_K = 256, 128, 64
 # Bytes that the bulk copies of one stage bring: two half tiles of weights, and for the down product
@@ -105,14 +101,14 @@ def produce(
                 lower = b_smem.index(stage).slice(half, half)
                 if FOLD:
                     if shared >= 0:
-                        _bulk_load(shared_desc, [first + weight0, k], bar, upper)
-                        _bulk_load(shared_desc, [second + weight0, k], bar, lower)
+                        bulk_load(shared_desc, [first + weight0, k], bar, upper)
+                        bulk_load(shared_desc, [second + weight0, k], bar, lower)
                     else:
-                        _bulk_load(weights_desc, [first, k], bar, upper)
-                        _bulk_load(weights_desc, [second, k], bar, lower)
+                        bulk_load(weights_desc, [first, k], bar, upper)
+                        bulk_load(weights_desc, [second, k], bar, lower)
                 else:
-                    _bulk_load(weights_desc, [first, k], bar, upper)
-                    _bulk_load(weights_desc, [second, k], bar, lower)
+                    bulk_load(weights_desc, [first, k], bar, upper)
+                    bulk_load(weights_desc, [second, k], bar, lower)
                 for group in gl.static_range(4):
                     to = a_smem.index(stage * 4 + group)
                     if UP:
@@ -122,12 +118,12 @@ def produce(
                         if groups > group:  # rows past the end: zeros, not loads
                             inside = offs_m < rows - 64 * group
                             ptrs = a + k + at[:, None] + offs_k[None, :]
-                            _row_load(to, ptrs, mask=inside[:, None])
+                            row_load(to, ptrs, mask=inside[:, None])
                     else:
-                        _bulk_load(a, [part0 + group * 64, k], bar, to, pred=whole > group)
+                        bulk_load(a, [part0 + group * 64, k], bar, to, pred=whole > group)
                 if not UP:
                     last = a_smem.index(stage * 4 + gl.minimum(whole, 3)).slice(0, 32)
-                    _bulk_load(half_desc, [part0 + whole * 64, k], bar, last, pred=halves % 2 == 1)
+                    bulk_load(half_desc, [part0 + whole * 64, k], bar, last, pred=halves % 2 == 1)
                 if UP:
                     async_copy.mbarrier_arrive(bar, increment_count=False)
                 count += 1
@@ -216,11 +212,11 @@ def consume(
                     fence_async_shared()
                 n = block_n * width_n + half * 64
                 if rows - first > 64 - ROW_ALIGN:
-                    _bulk_store(out_desc, [row0 + first, n], staged)
+                    bulk_store(out_desc, [row0 + first, n], staged)
                 else:
                     for m in gl.static_range(0, 64 - ROW_ALIGN, ROW_ALIGN):
                         if rows - first > m:
-                            _bulk_store(few_desc, [row0 + first + m, n], staged.slice(m, ROW_ALIGN))
+                            bulk_store(few_desc, [row0 + first + m, n], staged.slice(m, ROW_ALIGN))
         else:  # only other groups have rows
             for _ in range(steps):
                 stage = count % STAGES

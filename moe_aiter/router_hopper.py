@@ -15,16 +15,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernel_base.hopper_copy import bulk_load
 from kernel_base.tuning import TuningRow
-
-# Triton renamed it after 3.6; the old name is still there, and raises.
-_bulk_load = getattr(tma, "async_load", tma.async_copy_global_to_shared)
 
 BLOCK_M, BLOCK_X, BLOCK_S, BLOCK_K = 128, 256, 16, 64
 # Bytes that the bulk copies of one stage bring.
@@ -42,10 +39,10 @@ def _produce(
         bar = ready.index(stage)
         mbarrier.expect(bar, STAGE_BYTES)
         k = h0 + step * BLOCK_K
-        _bulk_load(x_desc, [t0, k], bar, a_smem.index(stage * 2))
-        _bulk_load(x_desc, [t0 + 64, k], bar, a_smem.index(stage * 2 + 1))
-        _bulk_load(w_desc, [0, k], bar, b_smem.index(stage))
-        _bulk_load(s_desc, [num_experts, k], bar, s_smem.index(stage))
+        bulk_load(x_desc, [t0, k], bar, a_smem.index(stage * 2))
+        bulk_load(x_desc, [t0 + 64, k], bar, a_smem.index(stage * 2 + 1))
+        bulk_load(w_desc, [0, k], bar, b_smem.index(stage))
+        bulk_load(s_desc, [num_experts, k], bar, s_smem.index(stage))
 
 
 @gluon.jit

@@ -279,7 +279,7 @@ def sort_choices(
     if launches == 1:
         _sort_kernel[(num_experts,)](
             choice, expert, begin, end, topk_ids, choices, first_expert, num_experts,
-            BLOCK_M=block_m, BLOCK_P=block_p, **row.options,
+            BLOCK_M=block_m, BLOCK_P=block_p, **row.launch_options(),
         )  # fmt: skip
     else:
         chunks, block_x = triton.cdiv(choices, block_p), triton.next_power_of_2(num_experts)

@@ -230,6 +230,6 @@ def experts_by_token(
         out, act, slots, w2, shared_w2,
         T, choices, H, I, S, out.stride(0), blocks_m,
         ROUTED=K > 0, EVEN_K=I % c["BLOCK_K"] == 0, CHAINED=chained,
-        **{"SHARED_FIRST": False, **second.launch_kwargs()},
+        **{"SHARED_FIRST": False, **second.launch_kwargs(waits=True)},
     )  # fmt: skip
     return out

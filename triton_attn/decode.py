@@ -285,7 +285,7 @@ def _launch(
         MANY=many,
         AMD=arch.vendor == "amd",
         **constants,
-        **row.options,
+        **row.launch_options(),
     )  # fmt: skip
     if not row.constexprs["MERGE_HERE"] and most_parts > 1:
         _merge(

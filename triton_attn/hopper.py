@@ -19,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from kernel_base.hopper_copy import row_load
 from triton_attn.hopper_consumer import LOG2E, consume
 from triton_attn.hopper_schedule import item
 
@@ -48,7 +49,7 @@ def _copy_bias(
         ptrs = (rows_ptr + start + n0) + offs_m[:, None] * (PITCH - 1) + offs_n[None, :]
         near = first[None, :] + 7 > (pos - EXTENT)[:, None]
         near = near & (first[None, :] <= pos[:, None]) & (i < rows)[:, None]
-        async_copy.async_copy_global_to_shared(b_smem.index(stage * 2 + half), ptrs, mask=near)
+        row_load(b_smem.index(stage * 2 + half), ptrs, mask=near)
 
 
 @gluon.jit
@@ -95,9 +96,7 @@ def _produce(
             for half in gl.static_range(2):
                 row = half * 64 + offs_m
                 q_ptrs = q_row_ptr + (row * stride_q_t)[:, None] + offs_d[None, :]
-                async_copy.async_copy_global_to_shared(
-                    q_smem.index(q_buffer * 2 + half), q_ptrs, mask=(row < rows)[:, None]
-                )
+                row_load(q_smem.index(q_buffer * 2 + half), q_ptrs, mask=(row < rows)[:, None])
             async_copy.mbarrier_arrive(q_ready.index(q_buffer), increment_count=False)
             items += 1
             kv_head = (head0 + chunk_head) // GROUP
@@ -138,7 +137,7 @@ def _produce(
                     k_ptrs = k_ptr + k_row[:, None] + offs_d[None, :]
                     v_ptrs = v_ptr + v_row[:, None] + offs_d[None, :]
                 mbarrier.wait(k_free.index(stage), phase ^ 1)
-                async_copy.async_copy_global_to_shared(k_smem.index(stage), k_ptrs, mask=mask)
+                row_load(k_smem.index(stage), k_ptrs, mask=mask)
                 if BIASED:
                     if top - back >= plain:
                         if count == 0:  # the rows come from the launch before; q, K and V do not
@@ -150,7 +149,7 @@ def _produce(
                         )  # fmt: skip
                 async_copy.mbarrier_arrive(k_ready.index(stage), increment_count=False)
                 mbarrier.wait(v_free.index(stage), phase ^ 1)
-                async_copy.async_copy_global_to_shared(v_smem.index(stage), v_ptrs, mask=mask)
+                row_load(v_smem.index(stage), v_ptrs, mask=mask)
                 async_copy.mbarrier_arrive(v_ready.index(stage), increment_count=False)
                 count += 1
 

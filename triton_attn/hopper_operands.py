@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, warpgroup_mma
 
+from kernel_base.hopper_copy import row_load
 from triton_attn.score_mod import RelativeBias
 
 # Query rows of a consumer and of a request; columns of a features' product.
@@ -128,7 +129,7 @@ def _copy_features(
     owner = (FIRST + TOKENS - 1) - cols // BLOCK_R
     mine = (token[:, None] == owner[None, :]) & (token < q_len)[:, None]
     ptrs = r_row_ptr + (token * stride_r_t + (kv_head * GROUP + i % GROUP) * stride_r_h)[:, None]
-    async_copy.async_copy_global_to_shared(f_tile, ptrs + (cols % BLOCK_R)[None, :], mask=mine)
+    row_load(f_tile, ptrs + (cols % BLOCK_R)[None, :], mask=mine)
 
 
 @gluon.jit
@@ -146,9 +147,7 @@ def _copy_profile(
     ptrs = by_key_ptr + first_row * BLOCK_R
     # The highest tile may lie beyond the extent, and off the profile.
     near = (n0 + n + EXTENT > q_start - BLOCK_N)[:, None]
-    async_copy.async_copy_global_to_shared(
-        p_tile, ptrs + n[:, None] * BLOCK_R + cols[None, :], mask=near
-    )
+    row_load(p_tile, ptrs + n[:, None] * BLOCK_R + cols[None, :], mask=near)
 
 
 @gluon.jit
@@ -192,7 +191,7 @@ def produce(
             for half in gl.static_range(HALVES):
                 i = half * 64 + offs_m
                 q_offs = (i // GROUP) * stride_q_t + (i % GROUP) * stride_q_h
-                async_copy.async_copy_global_to_shared(
+                row_load(
                     q_smem.index(half),
                     q_row_ptr + q_offs[:, None] + offs_d[None, :],
                     mask=(i < q_len * GROUP)[:, None],
@@ -228,7 +227,7 @@ def produce(
                 k_ptrs = k_base + (offs_n * stride_k_t)[:, None] + offs_d[None, :]
                 v_ptrs = v_base + (offs_n * stride_v_t)[:, None] + offs_d[None, :]
                 mbarrier.wait(k_free.index(stage), phase ^ 1)
-                async_copy.async_copy_global_to_shared(k_smem.index(stage), k_ptrs, mask=mask)
+                row_load(k_smem.index(stage), k_ptrs, mask=mask)
                 async_copy.mbarrier_arrive(k_ready.index(stage), increment_count=False)
                 if BIASED:
                     if (tile >= low) | (back == 0):
@@ -246,7 +245,7 @@ def produce(
                         async_copy.mbarrier_arrive(p_ready.index(p_stage), increment_count=False)
                         biased += 1
                 mbarrier.wait(v_free.index(stage), phase ^ 1)
-                async_copy.async_copy_global_to_shared(v_smem.index(stage), v_ptrs, mask=mask)
+                row_load(v_smem.index(stage), v_ptrs, mask=mask)
                 async_copy.mbarrier_arrive(v_ready.index(stage), increment_count=False)
                 count += 1
 

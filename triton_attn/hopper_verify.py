@@ -322,5 +322,5 @@ def launch_hopper_verify(
         HEAD_DIM=D,
         MAX_PARTS=max_parts,
         **{name: row.constexprs[name] for name in names},
-        **row.options,
+        **row.launch_options(),
     )  # fmt: skip

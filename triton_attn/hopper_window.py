@@ -395,7 +395,7 @@ def launch_hopper_window(
         SPLIT=block_n if apart else 0,
         MAX_PARTS=max_parts,
         SHARES=shares,
-        **row.options,
+        **row.launch_options(),
     )  # fmt: skip
     if parts > 1:
         _window_merge_kernel[(rows, g, B)](

@@ -337,7 +337,7 @@ def attention_prefill(
             "PITCH": pitch_of(extent),
             "PAD": BUFFER_PAD,
             **tiles,
-            **row.options,
+            **row.launch_options(waits=variant == "hopper" and mod == MOD_RELATIVE),
         }
         if variant == "hopper":
             from triton_attn.hopper import launch_hopper  # Gluon: only where it is used

@@ -219,5 +219,5 @@ def write_profile_rows(
         BLOCK_R=table.shape[1],
         BLOCK_M=block_m,
         CHAINED=chained,
-        **row.launch_kwargs(),
+        **row.launch_kwargs(waits=True),
     )  # fmt: skip

@@ -160,7 +160,7 @@ def linear(
         _linear_tiles_kernel[(tiles, slices, blocks)](
             out, partial, tickets, x_TN, weight_MN, T, M, N, x_TN.stride(0), out.stride(0),
             SLICES=slices, EVEN_K=even,
-            AMD=arch.startswith("gfx"), **c, **row.options,
+            AMD=arch.startswith("gfx"), **c, **row.launch_options(),
         )  # fmt: skip
     return out
 

@@ -21,7 +21,7 @@ from kernel_base.tuning import TuningRow
 def describe_row(row: TuningRow) -> str:
     """'BLOCK_M=64, BLOCK_N=64, num_warps=4' with the facts the row is for in front."""
     facts = [f"{name}={_bound(value)}" for name, value in row.when.items()]
-    constants = [f"{name}={value}" for name, value in row.launch_kwargs().items()]
+    constants = [f"{name}={value}" for name, value in {**row.constexprs, **row.options}.items()]
     return "; ".join(", ".join(part) for part in (facts, constants) if part)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -141,3 +142,14 @@ def test_combine_where_choices_stand():
         )
     assert torch.equal(out, want)
     assert out.isfinite().all()
+
+
+def test_a_launch_that_does_not_wait_cannot_start_early():
+    """The sort in one launch reads ids that the gate may still be writing."""
+    row = replace(way(1, 16), options={"num_warps": 4, "launch_pdl": True})
+    with emulate("gfx942"), pytest.raises(ValueError, match="does not wait"):
+        sort_choices(
+            torch.zeros(2, 2, dtype=torch.int32), first_expert=0, num_experts=4, block_m=BLOCK_M,
+            arch=ARCHS["gfx942"], row=row,
+        )  # fmt: skip
+    assert row.launch_kwargs(waits=True)["launch_pdl"]

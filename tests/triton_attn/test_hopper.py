@@ -1,4 +1,5 @@
-"""Which verify calls go over warp groups on sm90; their results are in test_gpu.py."""
+"""Which verify calls go over warp groups on sm90, and that what they and prefill launch compiles;
+results are in test_gpu.py."""
 
 import pytest
 import torch
@@ -6,7 +7,8 @@ import torch
 import triton_attn.decode as decode
 import triton_attn.hopper_verify as hopper_verify
 import triton_attn.hopper_window as hopper_window
-from triton_attn import RelativeBias, RelativeProfile, ScoreMod, attention_verify
+from tests.support.offline import compile_only, facts
+from triton_attn import RelativeBias, RelativeProfile, ScoreMod, attention_prefill, attention_verify
 from triton_attn.hopper_operands import feature_tokens
 
 BF16 = torch.bfloat16
@@ -105,3 +107,38 @@ def test_features_hold_the_tokens_of_a_warp_group(group, block_r):
         assert first * block_r <= 128
         for part in (first, more):
             assert part & (part - 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "kernel"),
+    [
+        ((8, 1, 9), {}, "_hopper_verify_kernel"),
+        ((8, 2, 9), {"window": 512}, "_hopper_window_kernel"),
+    ],
+)
+def test_they_compile(call, options, kernel):
+    """Gluon's names differ between versions of Triton."""
+    with compile_only("sm90") as kernels:
+        verify(*call, **options)
+    (found,) = [facts(each) for each in kernels if each.name == kernel]
+    assert found.matrix
+
+
+def test_prefill_compiles():
+    def i32(*shape):
+        return torch.zeros(*shape, dtype=torch.int32)
+
+    bias = RelativeBias(
+        r=torch.zeros(9, 8, 16, dtype=BF16),
+        profile=RelativeProfile.prepare(torch.zeros(16, 512, dtype=BF16)),
+        tau=torch.ones(9),
+    )
+    q, pages = torch.zeros(9, 8, 128, dtype=BF16), torch.zeros(9, 64, 2, 128, dtype=BF16)
+    with compile_only("sm90") as kernels:
+        attention_prefill(
+            q, pages, pages, page_table=i32(1, 8), first_page=i32(1), cu_seqlens_q=i32(2),
+            q_start=i32(1), kv_len=i32(1), softmax_scale=1 / 128, score_mod=bias, window=512,
+            arch="sm90",
+        )  # fmt: skip
+    (found,) = [facts(each) for each in kernels if each.name == "_hopper_prefill_kernel"]
+    assert found.matrix
