@@ -182,3 +182,49 @@ def _merge_kernel(
     if lse_ptr is not None:
         lse = tl.where(l > 0, m + tl.log2(l), float("-inf")) / LOG2E
         tl.store(lse_ptr + token * H + head, lse)
+
+
+@triton.jit
+def _window_merge_kernel(
+    out_ptr, lse_ptr, partial_ptr, partial_lm_ptr, cu_seqlens_q_ptr, kv_len_ptr,
+    stride_out_t: tl.constexpr, stride_out_h: tl.constexpr,
+    WINDOW: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MOST: tl.constexpr, MAX_PARTS: tl.constexpr,
+    SHARES: tl.constexpr,
+):  # fmt: skip
+    """One row: even tiles, odd tiles, both; with SHARES the first two are there."""
+    row, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    token0 = tl.load(cu_seqlens_q_ptr + request)
+    q_len = tl.load(cu_seqlens_q_ptr + request + 1) - token0
+    kv_len = tl.load(kv_len_ptr + request)
+    first_key = tl.maximum(kv_len - q_len - WINDOW + 1, 0)
+    parts = tl.maximum(kv_len - 1, 0) // BLOCK_N - first_key // BLOCK_N + 1
+    if SHARES:
+        parts = 2
+    gdc_wait()
+    if row >= q_len * GROUP:
+        return
+    offs_d = tl.arange(0, HEAD_DIM)
+    rows = tl.full([1], 0, tl.int32) + row
+    slot = (request.to(tl.int64) * tl.num_programs(1) + kv_head) * MAX_PARTS
+    acc_even, acc_odd = tl.zeros([1, HEAD_DIM], tl.float32), tl.zeros([1, HEAD_DIM], tl.float32)
+    l_even, l_odd = tl.zeros([1], tl.float32), tl.zeros([1], tl.float32)
+    m_even, m_odd = tl.full([1], -1e30, tl.float32), tl.full([1], -1e30, tl.float32)
+    for part in tl.static_range(MOST):
+        here = part < parts
+        at = (slot + part) * ROWS
+        lm_ptrs = partial_lm_ptr + 2 * at + rows
+        l = tl.load(lm_ptrs, mask=here, other=0.0, cache_modifier=".cg")
+        m = tl.load(lm_ptrs + ROWS, mask=here, other=-1e30, cache_modifier=".cg")
+        ptrs = partial_ptr + (at + rows)[:, None] * HEAD_DIM + offs_d[None, :]
+        acc = tl.load(ptrs, mask=here, other=0.0, cache_modifier=".cg")
+        if part % 2 == 0:
+            acc_even, l_even, m_even = fold(acc_even, l_even, m_even, acc, l, m)
+        else:
+            acc_odd, l_odd, m_odd = fold(acc_odd, l_odd, m_odd, acc, l, m)
+    acc, l, m = fold(acc_even, l_even, m_even, acc_odd, l_odd, m_odd)
+    token, head = token0.to(tl.int64) + rows // GROUP, kv_head * GROUP + rows % GROUP
+    store_rows(
+        out_ptr, lse_ptr, acc, l, m, token, head, rows >= 0, offs_d, stride_out_t, stride_out_h,
+        H, HEAD_DIM,
+    )  # fmt: skip

@@ -158,7 +158,7 @@ _entry(
         "triton_attn.decode_merge:_merge_kernel",
         "triton_attn.hopper_verify:_hopper_verify_kernel",
         "triton_attn.hopper_window:_hopper_window_kernel",
-        "triton_attn.hopper_window:_window_merge_kernel",
+        "triton_attn.decode_merge:_window_merge_kernel",
     ),
     DECODE,
     _decode_cases,
