@@ -34,7 +34,7 @@ REASON_SECONDS = 10.0
 CLOSE_SECONDS = 10.0
 
 
-class RankLost(Exception):
+class RankLost(ConnectionError):
     """A rank is gone or out of step: the engine cannot go on. Not a RuntimeError on purpose: those
     end one step's requests, this ends all."""
 

@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from inkling_rocm.cli.main import app
+from inkling_rocm.engine import engine as engine_module
+from inkling_rocm.engine.ranks import RankLost
 
 RUNNER = CliRunner()
 COMMANDS = ("serve", "generate", "ops", "verify", "doctor")
@@ -124,3 +126,13 @@ def test_generate_has_the_graph_flags_of_serve(monkeypatch, flags, wanted):
     monkeypatch.setattr("inkling_rocm.engine.Engine", engine)
     assert generate(*flags, "Hello").exit_code == 1
     assert made == [wanted]
+
+
+def test_generate_tells_of_a_lost_rank(monkeypatch):
+    def end(*_):
+        raise RankLost("rank 1 has ended with exit code 9")
+
+    monkeypatch.setattr(engine_module, "build_core", end)
+    result = generate("Hello")
+    assert result.exit_code == 1
+    assert "error: rank 1 has ended" in result.stderr
