@@ -1,4 +1,4 @@
-"""Plots of docs/attention.md from the result rows: `python -m bench.attention.plot FOLDER`.
+"""Plots of docs/attention.md from the result rows: `python -m bench.attention.plot`.
 
 FA4 and vLLM are recorded figures of the same kind of GPU, not measured in the same process; they
 are hatched.
@@ -6,7 +6,7 @@ are hatched.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import matplotlib
@@ -30,7 +30,7 @@ def plot(cases: dict[str, dict[str, float]], title: str, path: Path) -> None:
         axes.bar(at, values, 0.15, label=name, hatch="//" if recorded else None)
     axes.set_yscale("log")
     axes.set_ylabel("us (median, H200)")
-    axes.set_xticks(range(len(cases)), [c.replace(" ", "\n", 1) for c in cases], fontsize=7)
+    axes.set_xticks(range(len(cases)), [c.replace(" ", "\n") for c in cases], fontsize=7)
     axes.set_title(title)
     axes.legend(fontsize=8)
     figure.tight_layout()
@@ -39,10 +39,13 @@ def plot(cases: dict[str, dict[str, float]], title: str, path: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/plots"))
+    folder = parser.parse_args().folder
     rows = latest(FILE, *KEY)
     for op in ("prefill", "decode"):
         title = f"{op}, relative bias included"
-        plot(by_case(rows, op), title, Path(sys.argv[1]) / f"attention_{op}.png")
+        plot(by_case(rows, op), title, folder / f"attention_{op}.png")
 
 
 if __name__ == "__main__":
