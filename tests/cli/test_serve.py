@@ -19,7 +19,7 @@ from inkling_rocm.engine import build_core
 from inkling_rocm.engine.core import EngineCore
 from inkling_rocm.server import serve as serve_module
 
-COMMAND = [sys.executable, "-c", "from inkling_rocm.cli.main import main; main()", "serve"]
+COMMAND = [sys.executable, "-m", "inkling_rocm", "serve"]
 CHAT = "/v1/chat/completions"
 
 
