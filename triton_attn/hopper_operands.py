@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, warpgroup_mma
 
 from kernel_base.hopper_copy import row_load
-from triton_attn.score_mod import RelativeBias
+from triton_attn.score_mod import PROFILE_PAD, RelativeBias
 
 # Query rows of a consumer and of a request; columns of a features' product.
 HALF_ROWS, MAX_ROWS, MAX_FEATURES = 64, 128, 128
@@ -31,6 +31,18 @@ def feature_tokens(group: int, max_q_len: int, block_r: int) -> tuple[int, int]:
     first = min(triton.next_power_of_2(max_q_len), HALF_ROWS // group, MAX_FEATURES // block_r)
     rest = max_q_len - first
     return first, triton.next_power_of_2(rest) if rest > 0 else 0
+
+
+def bias_arguments(bias: RelativeBias | None) -> tuple[tuple, tuple, dict[str, int | bool]]:
+    """What a launch takes of a bias or of none: (r, profile by key, tau), the strides of r by token
+    and head, and the constants."""
+    if bias is None:
+        constants = {"BIASED": False, "EXTENT": 1, "PAD": PROFILE_PAD, "BLOCK_R": 16}
+        return (None, None, None), (0, 0), constants
+    by_key = bias.profile.by_key
+    block_r = by_key.shape[1]
+    constants = {"BIASED": True, "EXTENT": bias.extent, "PAD": PROFILE_PAD, "BLOCK_R": block_r}
+    return (bias.r, by_key, bias.tau), bias.r.stride()[:2], constants
 
 
 def fits(

@@ -33,6 +33,7 @@ from triton_attn.hopper_consumer import (
 )
 from triton_attn.hopper_operands import (
     HALF_ROWS,
+    bias_arguments,
     feature_tiles,
     feature_tokens,
     item,
@@ -40,7 +41,7 @@ from triton_attn.hopper_operands import (
     start_scores,
     tiles,
 )
-from triton_attn.score_mod import PROFILE_PAD, RelativeBias
+from triton_attn.score_mod import RelativeBias
 
 
 @gluon.jit
@@ -299,28 +300,23 @@ def launch_hopper_verify(
     B, g, D = kv_len.shape[0], k_pages.shape[2], q.shape[2]
     group = q.shape[1] // g
     halves = triton.cdiv(group * max_q_len, HALF_ROWS)
-    block_r = bias.profile.by_key.shape[1] if bias else 16
-    tokens, more = feature_tokens(group, max_q_len, block_r)
+    pointers, strides, constants = bias_arguments(bias)
+    tokens, more = feature_tokens(group, max_q_len, constants["BLOCK_R"])
     names = ("SPLIT", "BLOCK_N", "STAGES", "P_STAGES")
     _hopper_verify_kernel[(min(programs, B * g * most_parts),)](
-        partial, partial_lm, q, k_pages, v_pages, bias.r if bias else None,
-        bias.profile.by_key if bias else None, bias.tau if bias else None, page_table, first_page,
+        partial, partial_lm, q, k_pages, v_pages, *pointers, page_table, first_page,
         cu_seqlens_q, kv_len, B * g, most_parts, g, q.stride(0), q.stride(1), k_pages.stride(0),
         k_pages.stride(1), k_pages.stride(2), v_pages.stride(0), v_pages.stride(1),
-        v_pages.stride(2), page_table.stride(0), bias.r.stride(0) if bias else 0,
-        bias.r.stride(1) if bias else 0, softmax_scale,
-        BIASED=bias is not None,
-        EXTENT=bias.extent if bias else 1,
-        PAD=PROFILE_PAD,
+        v_pages.stride(2), page_table.stride(0), *strides, softmax_scale,
         GROUP=group,
         ROWS=group * max_q_len,
         HALVES=halves,
         TOKENS=tokens,
         MORE=more,
-        BLOCK_R=block_r,
         PAGE_SIZE=k_pages.shape[1],
         HEAD_DIM=D,
         MAX_PARTS=max_parts,
+        **constants,
         **{name: row.constexprs[name] for name in names},
         **row.launch_options(),
     )  # fmt: skip

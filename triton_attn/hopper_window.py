@@ -24,6 +24,7 @@ from kernel_base.tuning import TuningRow
 from triton_attn.decode_merge import _window_merge_kernel
 from triton_attn.hopper_consumer import DIAGONAL, LOG2E, let_next_start, softmax
 from triton_attn.hopper_operands import (
+    bias_arguments,
     feature_tiles,
     feature_tokens,
     item,
@@ -31,7 +32,7 @@ from triton_attn.hopper_operands import (
     start_scores,
     tiles,
 )
-from triton_attn.score_mod import PROFILE_PAD, RelativeBias
+from triton_attn.score_mod import RelativeBias
 
 
 @gluon.jit
@@ -316,29 +317,24 @@ def launch_hopper_window(
     """
     B, g, D = kv_len.shape[0], k_pages.shape[2], q.shape[2]
     group, rows, block_n = q.shape[1] // g, q.shape[1] // g * max_q_len, row.constexprs["BLOCK_N"]
-    block_r = bias.profile.by_key.shape[1] if bias else 16
-    tokens, more = feature_tokens(group, max_q_len, block_r)
+    pointers, strides, constants = bias_arguments(bias)
+    tokens, more = feature_tokens(group, max_q_len, constants["BLOCK_R"])
     most_tiles = triton.cdiv(window + max_q_len - 2, block_n) + 1
     apart = B * g * most_tiles <= programs
     shares = not apart and B * g * 2 <= programs
     parts = most_tiles if apart else 2 if shares else 1
     _hopper_window_kernel[(B * g * parts,)](
-        out, lse, partial, partial_lm, q, k_pages, v_pages, bias.r if bias else None,
-        bias.profile.by_key if bias else None, bias.tau if bias else None, page_table, first_page,
+        out, lse, partial, partial_lm, q, k_pages, v_pages, *pointers, page_table, first_page,
         cu_seqlens_q, kv_len, B * g, parts, g, out.stride(0), out.stride(1),
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
         v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0),
-        bias.r.stride(0) if bias else 0, bias.r.stride(1) if bias else 0, softmax_scale,
-        BIASED=bias is not None,
-        EXTENT=bias.extent if bias else 1,
-        PAD=PROFILE_PAD,
+        *strides, softmax_scale,
         WINDOW=window,
         H=q.shape[1],
         GROUP=group,
         ROWS=rows,
         TOKENS=tokens,
         MORE=more,
-        BLOCK_R=block_r,
         PAGE_SIZE=k_pages.shape[1],
         HEAD_DIM=D,
         BLOCK_N=block_n,
@@ -347,6 +343,7 @@ def launch_hopper_window(
         SPLIT=block_n if apart else 0,
         MAX_PARTS=max_parts,
         SHARES=shares,
+        **constants,
         **row.launch_options(),
     )  # fmt: skip
     if parts > 1:
