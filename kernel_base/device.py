@@ -24,6 +24,28 @@ def drain_stores(lanes, AMD: tl.constexpr):
 
 
 @triton.jit
+def arrive(count_ptr, lanes, AMD: tl.constexpr):
+    """Count this program at count_ptr, after its stores: who sees the count may load them past its
+    own L1 (".cg"). Returns how many had arrived before. `lanes` is any small int32 tensor."""
+    drain_stores(lanes, AMD)
+    tl.debug_barrier()
+    return tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
+def await_arrivals(count_ptr, wanted):
+    """Wait until `wanted` programs of this launch have arrived at count_ptr.
+
+    Only for programs behind those they wait for: hardware starts programs in the order of their
+    numbers, so whoever is awaited has started and, waiting for nobody, ends. The emulator runs
+    programs in that order, one after the other.
+    """
+    while tl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu") < wanted:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
 def await_previous(DEPENDENT: tl.constexpr):
     """In a launch that may start before the previous one has ended (option launch_pdl, NVIDIA):
     wait for its end and its stores. What comes before may touch nothing that an earlier launch
