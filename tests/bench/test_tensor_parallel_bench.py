@@ -1,9 +1,16 @@
 """What the comparison of ranks says of tokens that differ."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from bench.rank_tables import ranks, tokens
 from bench.tensor_parallel import equal_share, mode_of
+from tests.engine.test_tensor_parallel import folder
+
+__all__ = ["folder"]
 
 
 def test_modes():
@@ -34,3 +41,34 @@ def test_a_mode_is_beside_the_first_of_its_case():
     lines = ranks(rows).splitlines()[2:]
     assert [line.split(" | ")[4] for line in lines] == ["1.00x", "1.00x", "1.50x", "0.50x"]
     assert tokens(rows).count("pass") == 1
+
+
+@pytest.mark.parametrize("together", [pytest.param(False, marks=pytest.mark.full), True])
+def test_modes_of_processes(folder, tmp_path, together):
+    """Every mode is measured in a process of its own, beside the first one's tokens."""
+    rows = tmp_path / "rows.jsonl"
+    command = [
+        *(sys.executable, "-m", "bench.tensor_parallel", "--config", str(folder)),
+        *("--layers", "3", "--dtype", "float32", "--device", "cpu", "--batches", ""),
+        *("--prefill", "48", "--modes", "tp1,tp2", "--output-file", str(rows)),
+        *(["--start-together"] if together else []),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["case"] for row in found] == [
+        "tp1, tokens", "tp1, prompt 48", "tp2, tokens", "tp2, prompt 48"
+    ]  # fmt: skip
+    assert {row["gate"] for row in found} == {"pass"}
+    assert done.stdout.splitlines() == rows.read_text().splitlines()
+
+
+@pytest.mark.full
+def test_a_mode_that_fails_is_named(tmp_path):
+    command = [
+        *(sys.executable, "-m", "bench.tensor_parallel", "--config", str(tmp_path)),
+        *("--device", "cpu", "--modes", "tp1"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "mode tp1 ended with status" in done.stderr
