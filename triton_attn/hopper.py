@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
-from kernel_base.hopper_copy import row_load
+from kernel_base.hopper_copy import rings, row_load
 from triton_attn.hopper_consumer import LOG2E, consume
 from triton_attn.hopper_schedule import item
 
@@ -176,24 +176,10 @@ def _hopper_prefill_kernel(
     b_smem = k_smem
     if biased:
         b_smem = gl.allocate_shared_memory(dtype, [2 * STAGES, 64, BLOCK_N], layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for buffer in gl.static_range(2):
-        mbarrier.init(turns.index(buffer), count=1)
-        mbarrier.init(q_ready.index(buffer), count=128)
-        mbarrier.init(q_free.index(buffer), count=2)
-    for stage in gl.static_range(STAGES):
-        # Every producer thread arrives once its own copies have landed; each consumer group
-        # arrives once.
-        mbarrier.init(k_ready.index(stage), count=128)
-        mbarrier.init(v_ready.index(stage), count=128)
-        mbarrier.init(k_free.index(stage), count=2)
-        mbarrier.init(v_free.index(stage), count=2)
+    # Every producer thread arrives once its own copies have landed; each consumer group arrives
+    # once.
+    turns, q_ready, q_free = rings(2, (1, 128, 2))
+    k_ready, v_ready, k_free, v_free = rings(STAGES, (128, 128, 2, 2))
     qk_scale = softmax_scale * LOG2E
     gl.warp_specialize(
         [

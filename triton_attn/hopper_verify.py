@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kernel_base.hopper_copy import rings
 from kernel_base.tuning import TuningRow
 from triton_attn.hopper_consumer import (
     CLEAR,
@@ -193,25 +194,10 @@ def _hopper_verify_kernel(
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
     f_smem, p_smem = feature_tiles(q_smem, P_STAGES, BIASED, TOKENS, BLOCK_R, BLOCK_N)
     f_more, p_more = feature_tiles(q_smem, P_STAGES, BIASED, MORE, BLOCK_R, BLOCK_N)
-    q_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    p_ready = gl.allocate_shared_memory(gl.int64, [P_STAGES, 1], mbarrier.MBarrierLayout())
-    p_free = gl.allocate_shared_memory(gl.int64, [P_STAGES, 1], mbarrier.MBarrierLayout())
     # Every producer thread arrives once its own copies have landed, each consumer group once.
-    mbarrier.init(q_ready.index(0), count=128)
-    mbarrier.init(q_free.index(0), count=HALVES)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(stage), count=128)
-        mbarrier.init(v_ready.index(stage), count=128)
-        mbarrier.init(k_free.index(stage), count=HALVES)
-        mbarrier.init(v_free.index(stage), count=HALVES)
-    for stage in gl.static_range(P_STAGES):
-        mbarrier.init(p_ready.index(stage), count=128)
-        mbarrier.init(p_free.index(stage), count=HALVES)
+    q_ready, q_free = rings(1, (128, HALVES))
+    k_ready, v_ready, k_free, v_free = rings(STAGES, (128, 128, HALVES, HALVES))
+    p_ready, p_free = rings(P_STAGES, (128, HALVES))
     qk_scale = softmax_scale * LOG2E
     tau_scale = 1.0 / softmax_scale
     if HALVES == 1:

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kernel_base.hopper_copy import rings
 from kernel_base.tuning import TuningRow
 from triton_attn.decode_merge import _window_merge_kernel
 from triton_attn.hopper_consumer import DIAGONAL, LOG2E, let_next_start, softmax
@@ -205,27 +206,10 @@ def _hopper_window_kernel(
         acc_smem = gl.allocate_shared_memory(gl.float32, [64, HEAD_DIM], sums_layout)
         l_smem = gl.allocate_shared_memory(gl.float32, [64], vector_layout)
         m_smem = gl.allocate_shared_memory(gl.float32, [64], vector_layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    p_ready = gl.allocate_shared_memory(gl.int64, [P_STAGES, 1], mbarrier.MBarrierLayout())
-    p_free = gl.allocate_shared_memory(gl.int64, [P_STAGES, 1], mbarrier.MBarrierLayout())
-    handed = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     # Every producer thread arrives once its own copies have landed, a tile's consumer once.
-    mbarrier.init(q_ready.index(0), count=128)
-    mbarrier.init(q_free.index(0), count=1)
-    mbarrier.init(handed.index(0), count=1)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(stage), count=128)
-        mbarrier.init(v_ready.index(stage), count=128)
-        mbarrier.init(k_free.index(stage), count=1)
-        mbarrier.init(v_free.index(stage), count=1)
-    for stage in gl.static_range(P_STAGES):
-        mbarrier.init(p_ready.index(stage), count=128)
-        mbarrier.init(p_free.index(stage), count=1)
+    q_ready, q_free, handed = rings(1, (128, 1, 1))
+    k_ready, v_ready, k_free, v_free = rings(STAGES, (128, 128, 1, 1))
+    p_ready, p_free = rings(P_STAGES, (128, 1))
     qk_scale = softmax_scale * LOG2E
     tau_scale = 1.0 / softmax_scale
     if alone:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from kernel_base.register import Case, KernelEntry, Outcome, register
-from kernel_base.tuning import TuningRow
+from kernel_base.tuning import TuningRow, TuningTable
 from triton_attn.cases import PagedCase, fact, make_case, score_mod_of
 from triton_attn.decode import attention_decode, attention_verify
 from triton_attn.prefill import MOD_RELATIVE, attention_prefill
@@ -72,20 +72,25 @@ def _prefill_cases(arch: str, row: TuningRow) -> Iterator[Case]:
 
 
 def _decode_cases(arch: str, row: TuningRow) -> Iterator[Case]:
+    head_dim, window = fact(row, "head_dim", 128), 48 if fact(row, "window", 0) else 0
+    split, page_size = int(row.constexprs.get("SPLIT", row.constexprs["BLOCK_N"])), 16
     # Heads of a K/V head and query tokens that give tiles of the rows that the row is for.
-    few = fact(row, "rows", 128) <= 32
-    split, head_dim = int(row.constexprs["SPLIT"]), fact(row, "head_dim", 128)
-    window = 48 if fact(row, "window", 0) else 0
-    # The window's small rows also prove the merge as a launch of its own, on every architecture.
-    launched = replace(row, constexprs={**row.constexprs, "MERGE_HERE": False})
-    for heads, q_len, merged in (
-        ((8, 1, row), (8, 4, launched if window else row)) if few else ((64, 1, row), (64, 2, row))
-    ):
+    calls = ((64, 1, row), (64, 2, row))
+    if row.constexprs.get("VARIANT") == "hopper":
+        # Rows of one warp group and of two, or of a window, whose rows one must hold; pages hold
+        # key tiles.
+        calls, page_size = ((4, 9, row), (4, 12, row) if window else (8, 16, row)), 64
+    elif fact(row, "rows", 128) <= 32:
+        # The window's small rows also prove the merge as a launch of its own, everywhere.
+        launched = replace(row, constexprs={**row.constexprs, "MERGE_HERE": False})
+        calls = ((8, 1, row), (8, 4, launched if window else row))
+    for heads, q_len, merged in calls:
 
         def run(device: torch.device, heads=heads, q_len=q_len, row=merged) -> list[Outcome]:
             case = make_case(
                 (q_len, q_len), (2 * split + 21, q_len + 3), heads=heads, kv_heads=1,
                 head_dim=head_dim, window=window, extent=48, dtype=_dtype(row), device=device,
+                page_size=page_size,
             )  # fmt: skip
             shared = {
                 "score_mod": score_mod_of(case), "out": torch.full_like(case.q, float("nan")),
@@ -140,32 +145,19 @@ def _profile(case: PagedCase, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _entry(
-    name: str, kernels: tuple[str, ...], table, cases: Callable[[str, TuningRow], Iterator[Case]]
-) -> None:
-    register(KernelEntry(name=f"triton_attn.{name}", kernels=kernels, table=table, cases=cases))
+    table: TuningTable, kernels: str, cases: Callable[[str, TuningRow], Iterator[Case]]
+) -> KernelEntry:
+    names = tuple(f"triton_attn.{name}" for name in kernels.split())
+    return register(KernelEntry(name=table.kernel, kernels=names, table=table, cases=cases))
 
 
-_entry(
-    "attention_prefill",
-    ("triton_attn.prefill:_prefill_kernel", "triton_attn.hopper:_hopper_prefill_kernel"),
-    PREFILL,
-    _prefill_cases,
-)
-_entry(
-    "attention_decode",
-    (
-        "triton_attn.decode_kernels:_decode_kernel",
-        "triton_attn.decode_merge:_merge_kernel",
-        "triton_attn.hopper_verify:_hopper_verify_kernel",
-        "triton_attn.hopper_window:_hopper_window_kernel",
-        "triton_attn.decode_merge:_window_merge_kernel",
+ENTRIES = (
+    _entry(PREFILL, "prefill:_prefill_kernel hopper:_hopper_prefill_kernel", _prefill_cases),
+    _entry(
+        DECODE,
+        "decode_kernels:_decode_kernel decode_merge:_merge_kernel decode_merge:_window_merge_kernel"
+        " hopper_verify:_hopper_verify_kernel hopper_window:_hopper_window_kernel",
+        _decode_cases,
     ),
-    DECODE,
-    _decode_cases,
-)
-_entry(
-    "write_profile_rows",
-    ("triton_attn.profile:_profile_rows_kernel",),
-    PROFILE_WRITER,
-    _writer_cases,
+    _entry(PROFILE_WRITER, "profile:_profile_rows_kernel", _writer_cases),
 )

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gcn_emulator.triton_driver import assembly, emulate
-from kernel_base.register import entries
 from tests.triton_attn.problems import DECODE_OPTIONS, make_problem, run, small_row, within_budget
 from triton_attn import DecodeWorkspace, attention_decode, decode, decode_kernels
+from triton_attn.register import ENTRIES
 from triton_attn.tuning import DECODE
 
 ARCHS = ("gfx942", "gfx950")
@@ -84,7 +84,7 @@ def narrow(loads: list[str]) -> list[str]:
 
 def loads_of_row(arch, row) -> list[str]:
     """Of the bias, in every kernel that the row's cases launch."""
-    entry = next(e for e in entries() if e.table is DECODE)
+    entry = next(e for e in ENTRIES if e.table is DECODE)
     with emulate(arch) as driver:
         for case in entry.cases(arch, row):
             case.run(torch.device("cpu"))

@@ -1,5 +1,5 @@
-"""Which verify calls go over warp groups on sm90, and that what they and prefill launch compiles;
-results are in test_gpu.py."""
+"""Which verify calls go over warp groups on sm90; that the cases of these rows, and of prefill's,
+compile, and what they compute on a GPU."""
 
 import pytest
 import torch
@@ -7,9 +7,11 @@ import torch
 import triton_attn.decode as decode
 import triton_attn.hopper_verify as hopper_verify
 import triton_attn.hopper_window as hopper_window
+from kernel_base.arch import arch_of_device
 from tests.support.offline import compile_only, facts
-from triton_attn import RelativeBias, RelativeProfile, ScoreMod, attention_prefill, attention_verify
+from triton_attn import RelativeBias, RelativeProfile, ScoreMod, attention_verify
 from triton_attn.hopper_operands import feature_tokens
+from triton_attn.register import ENTRIES
 
 BF16 = torch.bfloat16
 
@@ -109,36 +111,39 @@ def test_features_hold_the_tokens_of_a_warp_group(group, block_r):
             assert part & (part - 1) == 0
 
 
-@pytest.mark.parametrize(
-    ("call", "options", "kernel"),
-    [
-        ((8, 1, 9), {}, "_hopper_verify_kernel"),
-        ((8, 2, 9), {"window": 512}, "_hopper_window_kernel"),
-    ],
-)
-def test_they_compile(call, options, kernel):
+ROWS = {
+    f"{entry.name.split('.')[1]}-{i}": (entry, row)
+    for entry in ENTRIES
+    for i, row in enumerate(entry.table.for_arch("sm90"))
+    if row.constexprs.get("VARIANT") == "hopper"
+}
+DEFAULT = {"attention_prefill-1", "attention_decode-0", "attention_decode-1"}
+NAMES = [pytest.param(n, marks=[] if n in DEFAULT else [pytest.mark.full]) for n in ROWS]
+KERNELS = {"_hopper_prefill_kernel", "_hopper_verify_kernel", "_hopper_window_kernel"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cases_of_their_rows_compile(name):
     """Gluon's names differ between versions of Triton."""
+    entry, row = ROWS[name]
     with compile_only("sm90") as kernels:
-        verify(*call, **options)
-    (found,) = [facts(each) for each in kernels if each.name == kernel]
-    assert found.matrix
+        for case in entry.cases("sm90", row):
+            case.run(torch.device("cpu"))
+    found = [facts(each) for each in kernels if each.name in KERNELS]
+    assert found
+    assert all(each.matrix for each in found)
 
 
-def test_prefill_compiles():
-    def i32(*shape):
-        return torch.zeros(*shape, dtype=torch.int32)
-
-    bias = RelativeBias(
-        r=torch.zeros(9, 8, 16, dtype=BF16),
-        profile=RelativeProfile.prepare(torch.zeros(16, 512, dtype=BF16)),
-        tau=torch.ones(9),
-    )
-    q, pages = torch.zeros(9, 8, 128, dtype=BF16), torch.zeros(9, 64, 2, 128, dtype=BF16)
-    with compile_only("sm90") as kernels:
-        attention_prefill(
-            q, pages, pages, page_table=i32(1, 8), first_page=i32(1), cu_seqlens_q=i32(2),
-            q_start=i32(1), kv_len=i32(1), softmax_scale=1 / 128, score_mod=bias, window=512,
-            arch="sm90",
-        )  # fmt: skip
-    (found,) = [facts(each) for each in kernels if each.name == "_hopper_prefill_kernel"]
-    assert found.matrix
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ROWS)
+def test_the_cases_of_their_rows_pass(name):
+    if arch_of_device("cuda:0").name != "sm90":
+        pytest.skip("these rows are sm90's")
+    entry, row = ROWS[name]
+    for case in entry.cases("sm90", row):
+        for outcome in case.run(torch.device("cuda")):
+            norm = outcome.reference.norm()
+            error = (outcome.out.cpu().double() - outcome.reference).norm() / norm
+            eager = (outcome.eager.double() - outcome.reference).norm() / norm
+            assert error <= 2 * eager + torch.finfo(outcome.out.dtype).eps, case.name

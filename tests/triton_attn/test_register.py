@@ -7,19 +7,13 @@ import torch
 
 from gcn_emulator.triton_driver import emulate
 from kernel_base.arch import arch_named
-from kernel_base.register import entries
 from triton_attn import attention_prefill
 from triton_attn.cases import make_case
+from triton_attn.register import ENTRIES
 from triton_attn.tuning import PROFILE_WRITER
 
 ARCHS = ("gfx942", "gfx950")
-ROWS = [
-    (entry, row)
-    for entry in entries()
-    if entry.name.startswith("triton_attn.")
-    for arch in ARCHS
-    for row in entry.table.for_arch(arch)
-]
+ROWS = [(entry, row) for entry in ENTRIES for arch in ARCHS for row in entry.table.for_arch(arch)]
 
 
 def check(entry, row):
