@@ -148,6 +148,13 @@ class DecodeRunner:
             check_step(bucket.host)
         return bucket.hidden, bucket.host, None if step.edited else bucket.tokens[:n]
 
+    def compile(self) -> None:
+        """Everything that launches kernels in a step but the draw, over every bucket."""
+        for size in self.buckets:
+            bucket = self._bucket(size)
+            self._forward(bucket)
+            self._model.logits(bucket.hidden, bucket.host)
+
     def capture(self) -> None:
         """Record one graph a bucket."""
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.buckets import captured_prompts, captured_sizes
+from inkling_rocm.engine.compile_ahead import compiling_ahead, may_compile_ahead
 from inkling_rocm.engine.decode_runner import DecodeRunner
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
@@ -70,6 +71,9 @@ def make_decode_runner(
         return None
     draws = sampler.for_rounds(rejection=False)
     runner = DecodeRunner(parts.model, host, draws, buckets=buckets, max_kv=plan.context_length)
+    if may_compile_ahead(parts.model.ops):
+        with compiling_ahead(progress=host.comm.tp_rank == 0):
+            runner.compile()
     _capture(runner, parts.device, plan)
     return runner
 
@@ -129,6 +133,9 @@ def _prepare(
             if getattr(args, name) is not None:
                 logger.warning("%s has no effect: a CPU has no graphs", name)
         return None
+    if may_compile_ahead(parts.model.ops):
+        with compiling_ahead(progress=host.comm.tp_rank == 0):
+            _prompt_steps(parts, plan, host)
     _warm_up(parts, plan, host)
     reason = "--disable-cuda-graph" if args.disable_cuda_graph else None
     reason = reason or why_not_captured(parts.model.ops)
@@ -165,15 +172,29 @@ def largest_prompts(plan: MemoryPlan, pools: tuple[PagePool, ...]) -> tuple[int,
 
 
 def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
-    """Compute prompts of the usual sizes: it compiles their kernels (which Triton keeps on disk for
-    the next start) and shows that the largest forward fits."""
+    """Compute prompts of the usual sizes: it loads their kernels and shows that the largest forward
+    fits."""
     before, started = free_bytes(parts.device), time.perf_counter()
+    most = _prompt_steps(parts, plan, host, progress=host.comm.tp_rank == 0)
+    logger.info(
+        "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB (%.3f planned)",
+        most,
+        time.perf_counter() - started,
+        (before - free_bytes(parts.device)) / GIB,
+        plan.other.forward / GIB,
+    )
+
+
+def _prompt_steps(
+    parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost, progress: bool = False
+) -> int:
+    """Forwards over prompts of the usual sizes. Returns: tokens of the largest."""
     row, most = largest_prompts(plan, host.pools)
     slots = np.array([host.rings.take() for _ in range(-(-most // row))])
     sizes = tqdm(
         sorted({min(n, most) for n in (*WARM_UP_TOKENS, most)}),
         desc="warming up",
-        disable=host.comm.tp_rank != 0,
+        disable=not progress,
     )
     for tokens in sizes:
         sizes.set_postfix(tokens=tokens)
@@ -194,10 +215,4 @@ def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
         pool.take_changes(slots)
     for slot in reversed(slots.tolist()):
         host.rings.give_back(slot)
-    logger.info(
-        "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB (%.3f planned)",
-        most,
-        time.perf_counter() - started,
-        (before - free_bytes(parts.device)) / GIB,
-        plan.other.forward / GIB,
-    )
+    return most

@@ -1,0 +1,73 @@
+"""Kernels compiled side by side before their first launches.
+
+Triton compiles a kernel when it is launched for the first time, and the launching thread waits: an
+engine's start on a machine that has never run the model's shapes is mostly that, a kernel at a
+time. `compiling_ahead` goes through the same calls without launching, and has the kernels compiled
+in threads (the compiler's passes and the assembler do not hold Python's lock).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+from inkling_rocm.ops.registry import OpSet
+
+# Parsing holds Python's lock for a quarter of a kernel's time, so more threads find nothing to do.
+MOST_THREADS = 8
+# Ops that read what others wrote and would do so from memory that nothing has written.
+COMPUTED_FROM = (
+    "embed", "attention_prologue", "rel_attention", "residual_conv_norm", "gate", "experts",
+    "lm_head",
+)  # fmt: skip
+_one_at_a_time = threading.Lock()
+
+
+def may_compile_ahead(ops: OpSet) -> bool:
+    """Whether every op that follows indices on the device is Triton's. Others would really run, on
+    indices that no kernel has written."""
+    return all(c.variant == "triton" for c in ops.choices if c.op in COMPUTED_FROM)
+
+
+@contextmanager
+def compiling_ahead(*, progress: bool = True) -> Iterator[None]:
+    """Triton launches of this thread start nothing inside the block; it ends when all their kernels
+    are compiled. What they would have written is not: the block's tensors hold anything.
+
+    Raises: whatever compiling a kernel raises.
+    """
+    from triton import AsyncCompileMode
+    from triton.runtime.jit import JITFunction
+
+    owner, launch = threading.get_ident(), JITFunction.run
+
+    def run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        # Other threads, an engine's that is running say, launch as ever.
+        only_compile = warmup or threading.get_ident() == owner
+        return launch(self, *args, grid=grid, warmup=only_compile, **kwargs)
+
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    with _one_at_a_time, ThreadPoolExecutor(threads) as pool:
+        JITFunction.run = run
+        try:
+            with AsyncCompileMode(pool) as mode:
+                yield
+                kernels = mode.raw_futures
+                if kernels:
+                    done = tqdm(
+                        as_completed(kernels),
+                        desc="compiling kernels",
+                        total=len(kernels),
+                        unit="kernel",
+                        disable=not progress,
+                    )
+                    for _ in done:
+                        pass
+        finally:
+            JITFunction.run = launch

@@ -1,0 +1,89 @@
+"""Kernels are compiled before their first launch, and nothing runs meanwhile but other threads'."""
+
+import threading
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+from gcn_emulator.triton_driver import emulate  # noqa: E402
+from inkling_rocm.engine.compile_ahead import (  # noqa: E402
+    COMPUTED_FROM,
+    compiling_ahead,
+    may_compile_ahead,
+)
+from inkling_rocm.ops.registry import Choice, OpSet  # noqa: E402
+
+
+@triton.jit
+def _add_kernel(out_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < n, other=0.0)
+    tl.store(out_ptr + offs, x + n, mask=offs < n)
+
+
+def add(n: int, block: int = 64) -> torch.Tensor:
+    out = torch.full((n,), torch.nan)
+    _add_kernel[(1,)](out, torch.arange(n, dtype=torch.float32), n, BLOCK=block)
+    return out
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Names of the kernels compiled or read from the disk, each with its thread."""
+    found = []
+    monkeypatch.setattr(
+        triton.knobs.compilation,
+        "listener",
+        lambda *, src, **_: found.append((src.name, threading.current_thread())),
+    )
+    return found
+
+
+def test_launches_only_compile(compiled):
+    with emulate("gfx950"):
+        with compiling_ahead(progress=False):
+            outs = [add(5), add(16), add(16), add(5, block=128)]
+        assert all(out.isnan().all() for out in outs), "a kernel ran"
+        assert [name for name, _ in compiled] == ["_add_kernel"] * 3
+        assert threading.current_thread() not in {thread for _, thread in compiled}
+        compiled.clear()
+        for out, n in ((add(5), 5), (add(16), 16), (add(5, block=128), 5)):
+            assert out.tolist() == [n + i for i in range(n)]
+        assert compiled == [], "a launch had to compile"
+
+
+def test_other_threads_launch():
+    found = []
+    with emulate("gfx950"):
+        with compiling_ahead(progress=False):
+            other = threading.Thread(target=lambda: found.append(add(7)))
+            other.start()
+            other.join()
+        assert found[0].tolist() == [7 + i for i in range(7)]
+
+
+def test_launches_run_again_after_an_error():
+    def fail():
+        with compiling_ahead(progress=False):
+            add(9)
+            raise ZeroDivisionError
+
+    with emulate("gfx950"):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert add(9).tolist() == [9 + i for i in range(9)]
+
+
+def test_ops_that_would_follow_unwritten_indices():
+    def ops(variant: str) -> OpSet:
+        choices = [Choice(op=op, variant="triton", refused={}) for op in COMPUTED_FROM[:-1]]
+        choices.append(Choice(op=COMPUTED_FROM[-1], variant=variant, refused={}))
+        choices.append(Choice(op="linear", variant="torch", refused={}))
+        return type("Ops", (), {"choices": choices})()
+
+    assert may_compile_ahead(ops("triton"))
+    assert not may_compile_ahead(ops("torch"))
+    assert not may_compile_ahead(ops("aiter"))
