@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -30,12 +32,14 @@ class EngineGone(Exception):
 
 class DrainingServer(uvicorn.Server):
     """uvicorn that drains on the first signal and ends the process on the second, whichever they
-    are; after draining the caller goes on (uvicorn's own server would re-raise the signal). It also
-    ends when the engine is gone: whoever supervises the process can start another.
+    are; after draining the caller goes on (uvicorn's own server would re-raise the signal). While
+    it drains it listens on, so that new requests and health checks are told (503) what connections
+    refused would leave to guess. It also ends when the engine is gone: whoever supervises the
+    process can start another.
 
     Args:
-        drain_seconds: after this long the engine is shut down, which ends what is still open with
-            an error of the API.
+        drain_seconds: after this long it listens no more and the engine is shut down, which ends
+            what is still open with an error of the API.
         ready: called with the bound port once requests are accepted.
     """
 
@@ -50,6 +54,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._context = context
         self._drain_seconds = drain_seconds
+        self._drain_end = math.inf  # on time.monotonic's clock
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -61,6 +66,10 @@ class DrainingServer(uvicorn.Server):
         if self._context.engine.failure is not None and not self.should_exit:
             logger.error("%s; the server ends", self._context.engine.failure)
             self._context.draining = self.should_exit = True
+        elif self._context.draining:
+            # Tasks are requests that are being answered, short refusals included.
+            over = time.monotonic() >= self._drain_end
+            self.should_exit |= over or not self.server_state.tasks
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,17 +78,18 @@ class DrainingServer(uvicorn.Server):
         timer.cancel()
 
     async def _end_what_is_open(self) -> None:
-        await asyncio.sleep(self._drain_seconds)
+        left = min(self._drain_end - time.monotonic(), self._drain_seconds)
+        await asyncio.sleep(max(left, 0))
         logger.warning("requests are open after %d s: aborting them", self._drain_seconds)
         await asyncio.to_thread(self._context.engine.shutdown)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         name = signal.Signals(sig).name
-        if self.should_exit:
+        if self._context.draining:
             os.write(2, f"{name} again: stopping at once\n".encode())
             os._exit(128 + sig)
         self._context.draining = True
-        self.should_exit = True
+        self._drain_end = time.monotonic() + self._drain_seconds
         limit = self._drain_seconds
         os.write(2, f"{name}: finishing open requests for at most {limit} s\n".encode())
 
