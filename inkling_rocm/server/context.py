@@ -225,17 +225,30 @@ async def _read_bytes(request: Request, limit: int) -> bytes:
 def _field_error(error: ValidationError) -> ApiError:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     wrong = list(dict.fromkeys(one["loc"][:1] for one in found))
-    first = max((one for one in found if one["loc"][:1] == wrong[0]), key=_progress)
+    of_first = [one for one in found if one["loc"][:1] == wrong[0]]
+    furthest = max(map(_progress, of_first))
+    meant = [one for one in of_first if _progress(one) == furthest]
+    where = _place(meant[0])
+    # Several forms may end at the same value, for which none of them is more likely the one meant.
+    reasons = list(dict.fromkeys(one["msg"] for one in meant if _place(one) == where))
+    reason = reasons[0]
+    if len(reasons) > 1:
+        start = "Input should be "
+        others = [each.removeprefix(start) for each in reasons[1:]]
+        reason = ", ".join([reason, *others[:-1]]) + f" or {others[-1]}"
+    more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return ApiError(f"{where or 'body'}: {reason}{more}", code="invalid_value", param=where or None)
+
+
+def _place(one: ErrorDetails) -> str:
+    """Where a value stands, as one would write it in Python."""
     where = ""
-    for part in first["loc"]:
+    for part in one["loc"]:
         if isinstance(part, int):
             where += f"[{part}]"
         elif part.isidentifier() and part not in _ALTERNATIVES:
             where += f".{part}" if where else part
-    more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    return ApiError(
-        f"{where or 'body'}: {first['msg']}{more}", code="invalid_value", param=where or None
-    )
+    return where
 
 
 def _progress(one: ErrorDetails) -> tuple[bool, int, int]:

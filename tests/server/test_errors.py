@@ -188,6 +188,24 @@ def test_bad_completion_fields(http, body, param):
 
 
 @pytest.mark.parametrize(
+    ("body", "param", "reason"),
+    [
+        ({"prompt": [True, 2]}, "prompt[0]", "a valid string, a valid integer or a valid list"),
+        ({"prompt": [2, True]}, "prompt[1]", "a valid integer"),
+        ({"prompt": [[2, True]]}, "prompt[0][1]", "a valid integer"),
+        ({"prompt": {"a": 1}}, "prompt", "a valid string or a valid list"),
+        ({"prompt": "a", "stop": 3}, "stop", "a valid string or a valid list"),
+    ],
+    ids=lambda v: json.dumps(v)[:60],
+)
+def test_every_form_that_a_value_could_have_is_named(http, body, param, reason):
+    """None of the forms was meant more than another where all end at the same value."""
+    answer = http.post(COMPLETE, json=body)
+    check(answer, 400, param)
+    assert answer.json()["error"]["message"] == f"{param}: Input should be {reason}"
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         ({}, "text"),
