@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,21 @@ def may_compile_ahead(ops: OpSet) -> bool:
     return all(c.variant == "triton" for c in ops.choices if c.op in COMPUTED_FROM)
 
 
+class _Compilers(ThreadPoolExecutor):
+    """Threads that compile kernels, and what passes a kernel its arguments: some versions of Triton
+    have a C compiler make that at the first launch."""
+
+    def submit(self, compile_kernel: Callable, /, *args: Any, **kwargs: Any) -> Future:
+        from triton.runtime import driver
+
+        def work() -> Any:
+            kernel = compile_kernel(*args, **kwargs)
+            driver.active.launcher_cls(kernel.src, kernel.metadata)
+            return kernel
+
+        return super().submit(work)
+
+
 @contextmanager
 def compiling_ahead(*, progress: bool = True) -> Iterator[None]:
     """Triton launches of this thread start nothing inside the block; it ends when all their kernels
@@ -53,7 +68,7 @@ def compiling_ahead(*, progress: bool = True) -> Iterator[None]:
         return launch(self, *args, grid=grid, warmup=only_compile, **kwargs)
 
     threads = min(MOST_THREADS, os.cpu_count() or 1)
-    with _one_at_a_time, ThreadPoolExecutor(threads) as pool:
+    with _one_at_a_time, _Compilers(threads) as pool:
         JITFunction.run = run
         try:
             with AsyncCompileMode(pool) as mode:

@@ -149,8 +149,9 @@ class DecodeRunner:
         return bucket.hidden, bucket.host, None if step.edited else bucket.tokens[:n]
 
     def compile(self) -> None:
-        """Everything that launches kernels in a step but the draw, over every bucket."""
-        for size in self.buckets:
+        """Everything that launches kernels in a step but the draw, over every bucket; the largest
+        first, because scratch memory that was outgrown is kept."""
+        for size in reversed(self.buckets):
             bucket = self._bucket(size)
             self._forward(bucket)
             self._model.logits(bucket.hidden, bucket.host)

@@ -96,6 +96,8 @@ def profile_with_torch(
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if on_device:
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds):
+        pass  # its library complains when it is first used in another thread, as the engine's
     profiler = torch.profiler.profile(activities=kinds, acc_events=True)
 
     window = Window(

@@ -55,6 +55,23 @@ def test_launches_only_compile(compiled):
         assert compiled == [], "a launch had to compile"
 
 
+def test_what_launches_them_is_made_too(monkeypatch):
+    made = []
+    with emulate("gfx950") as driver:
+        launcher = driver.launcher_cls
+
+        def make(src, metadata):
+            made.append((metadata.name, threading.current_thread()))
+            return launcher(src, metadata)
+
+        monkeypatch.setattr(driver, "launcher_cls", make)
+        with compiling_ahead(progress=False):
+            add(11, block=32)
+    ((name, thread),) = made
+    assert name == "_add_kernel"
+    assert thread is not threading.current_thread()
+
+
 def test_other_threads_launch():
     found = []
     with emulate("gfx950"):
