@@ -1,25 +1,21 @@
 """Forwards from fixed buffers, by bucket: what decode steps, prompt steps and rounds share.
 
 A step of n rows runs in the smallest bucket of at least n rows; the rest is padding on slot 0. On a
-GPU each bucket is captured as a graph; page tables live on the device.
+GPU each bucket is recorded as a graph (graphs.py); page tables live on the device.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.collection import collection_paused
 from inkling_rocm.engine.executor import StepInput
-from inkling_rocm.engine.host import EmbeddedHost
+from inkling_rocm.engine.host import EmbeddedHost, Paging
 from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.upload import upload
 from inkling_rocm.host import (
@@ -31,10 +27,6 @@ from inkling_rocm.host import (
     KVCacheView,
 )
 
-logger = logging.getLogger(__name__)
-
-# Of a bucket: rows, or tokens and rows, or rows and drafts.
-Size = TypeVar("Size", int, tuple[int, int])
 SHORT_ROW = 16  # the most tokens of a row that is verified (ops/rel_attention_triton.py)
 SMALLEST_PROMPT, LARGEST_PROMPT = 32, 1024  # tokens; the latter unless told otherwise
 SMALL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)
@@ -92,7 +84,7 @@ class BucketHost:
 def bucket_host(
     host: EmbeddedHost,
     meta: BatchMeta,
-    shared: Sequence[Mapping[str, Any]],
+    paging: Sequence[Paging],
     *,
     slot: Tensor,
     history: Tensor,
@@ -102,7 +94,7 @@ def bucket_host(
 
     Args:
         host: whose pools, rings and communication it uses.
-        shared: what KVCacheViews of each pool have in common.
+        paging: of each pool.
         slot, history: int32 [B], the rows' ring slots and usable history. snapshots: int32 [B]
             each, where their rings are kept and as of which position; None = no forward keeps any.
     """
@@ -110,13 +102,13 @@ def bucket_host(
         meta=meta,
         comm=host.comm,
         pools=host.pools,
-        kv_views=host.kv_views(shared),
+        kv_views=host.kv_views(paging),
         conv_views={
             (layer, stream): ConvStateView(
                 state=host.rings.state(layer, stream),
                 slot=slot,
                 # A token has slot 0 in one pool exactly when it has in the other.
-                token_slot=shared[0]["slot"],
+                token_slot=paging[0].slot,
                 history=history,
                 snapshot_slot=None if snapshots is None else snapshots[0],
                 snapshot_position=None if snapshots is None else snapshots[1],
@@ -157,79 +149,3 @@ class DeviceTables:
             at = upload(np.fromiter(entries, np.int64, len(entries)), self.device)
             pages = upload(np.fromiter(entries.values(), np.int32, len(entries)), self.device)
             table.view(-1).scatter_(0, at, pages)
-
-
-class RecordedGraphs(Generic[Size]):
-    """The graphs of one runner, by bucket; none before `record`, nor where nothing is captured. A
-    bucket's graphs leave their results where they did while they were recorded."""
-
-    def __init__(self) -> None:
-        self._graphs: dict[Size, list[torch.cuda.CUDAGraph]] = {}
-
-    def __len__(self) -> int:
-        return len(self._graphs)
-
-    def record(
-        self,
-        buckets: Iterable[Size],
-        stages: Callable[[Size], Sequence[Callable[[], None]]],
-        *,
-        progress: bool = True,
-    ) -> None:
-        """Record the buckets' graphs instead of those there are, the largest bucket first, so that
-        the smaller ones reuse its memory.
-
-        Args: stages: of a bucket, each recorded as one graph after having run once, which compiles
-            its kernels; to be replayed in order. progress: show a bar.
-        """
-        self.release()
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        sizes = tqdm(
-            sorted(buckets, reverse=True),
-            desc="capturing graphs",
-            unit="graph",
-            disable=not progress,
-        )
-        for size in sizes:
-            sizes.set_postfix(size=size)
-            parts = stages(size)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for part in parts:
-                    part()
-            stream.synchronize()
-            self._graphs[size] = [_record(part, pool, stream) for part in parts]
-
-    def replay(self, size: Size) -> bool:
-        """Start a bucket's graphs in order. Returns: whether it has any."""
-        graphs = self._graphs.get(size, ())
-        for graph in graphs:
-            graph.replay()
-        return bool(graphs)
-
-    def release(self) -> None:
-        """Destroy the graphs."""
-        for graphs in self._graphs.values():
-            for graph in graphs:
-                graph.reset()
-        self._graphs.clear()
-
-
-def _record(part: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    # Other threads (a server's) may use the GPU meanwhile.
-    mode = "thread_local"
-    with (
-        collection_paused(),
-        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode),
-    ):
-        part()
-    return graph
-
-
-def to_pinned(values: np.ndarray, device: torch.device) -> Tensor:
-    """To be copied to the device without waiting."""
-    source = torch.from_numpy(values)
-    if device.type == "cpu":
-        return source
-    return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)

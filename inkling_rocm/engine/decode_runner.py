@@ -18,17 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inkling_rocm.engine.buckets import (
-    BucketHost,
-    DeviceTables,
-    RecordedGraphs,
-    bucket_host,
-    to_pinned,
-)
+from inkling_rocm.engine.buckets import BucketHost, DeviceTables, bucket_host
 from inkling_rocm.engine.executor import StepInput
-from inkling_rocm.engine.host import EmbeddedHost
+from inkling_rocm.engine.graphs import RecordedGraphs
+from inkling_rocm.engine.host import EmbeddedHost, Paging
 from inkling_rocm.engine.host_checks import check_step
 from inkling_rocm.engine.speculative.round_sampler import RoundSampler
+from inkling_rocm.engine.upload import to_pinned
 from inkling_rocm.host import BatchMeta, Host
 from inkling_rocm.host.decode import (
     FIRST,
@@ -211,15 +207,9 @@ class DecodeRunner:
             next_position=self._next_position[:rows],
             pools=tables,
         )
-        shared = [
-            {
-                "page_size": pool.page_size,
-                "page_table": table.rows,
-                "first_page": staged[FIRST + POOL_FIELDS * index],
-                "slot": table.write,
-                "window": pool.window,
-            }
-            for index, (pool, table) in enumerate(zip(host.pools, tables, strict=True))
+        paging = [
+            Paging(table.rows, staged[FIRST + POOL_FIELDS * index], table.write)
+            for index, table in enumerate(tables)
         ]
         meta = BatchMeta(
             kind="decode",
@@ -234,7 +224,7 @@ class DecodeRunner:
             kv_len=tensors.kv_len,
             token_row=self._counting[:rows],
         )
-        layout = bucket_host(host, meta, shared, slot=staged[SLOT], history=tensors.history)
+        layout = bucket_host(host, meta, paging, slot=staged[SLOT], history=tensors.history)
         return _Bucket(rows=rows, staged=staged, tensors=tensors, host=layout)
 
 

@@ -6,8 +6,8 @@ buffers; on a GPU each is copied once to a tensor whose address never changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,14 @@ from inkling_rocm.host import (
 )
 
 MAX_CACHED_VIEWS = 64
+
+
+class Paging(NamedTuple):
+    """Where the keys of a batch lie in the layers of one pool; see KVCacheView."""
+
+    page_table: Tensor
+    first_page: Tensor
+    slot: Tensor
 
 
 class _Buffer:
@@ -226,20 +234,18 @@ class EmbeddedHost:
     def _make_views(
         self, snapshots: bool, rows: int, tokens: int, *columns: int
     ) -> tuple[list, dict]:
-        shared: list[dict[str, Any]] = [
-            {
-                "page_size": pool.page_size,
-                "page_table": self._tables[index].rows(pool.table.shape[1], (rows, columns[index])),
-                "first_page": self._first_page[index].view((rows,), rows),
-                "slot": self._slots[index].view((tokens,), tokens),
-                "window": pool.window,
-            }
+        paging = [
+            Paging(
+                self._tables[index].rows(pool.table.shape[1], (rows, columns[index])),
+                self._first_page[index].view((rows,), rows),
+                self._slots[index].view((tokens,), tokens),
+            )
             for index, pool in enumerate(self.pools)
         ]
         ring: dict[str, Any] = {
             "slot": self._conv_slot.view((rows,), rows),
             # A token has slot 0 in one pool exactly when it has in the other.
-            "token_slot": self._slots[0].view((tokens,), tokens),
+            "token_slot": paging[0].slot,
             "history": self._history.view((rows,), rows),
         }
         if snapshots:
@@ -250,13 +256,17 @@ class EmbeddedHost:
             for layer in range(self.num_layers)
             for stream in CONV_STREAMS
         }
-        return self.kv_views(shared), conv_views
+        return self.kv_views(paging), conv_views
 
-    def kv_views(self, shared: Sequence[Mapping[str, Any]]) -> list[KVCacheView]:
-        """One view a layer over what all layers of its pool share."""
+    def kv_views(self, paging: Sequence[Paging]) -> list[KVCacheView]:
+        """One view a layer, over what all layers of its pool share."""
         views = []
         for layer in range(self.num_layers):
             index = self._layers[layer]
-            k, v = self.pools[index].layer_tensors(layer)
-            views.append(KVCacheView(k=k, v=v, **shared[index]))
+            pool = self.pools[index]
+            k, v = pool.layer_tensors(layer)
+            shared = paging[index]._asdict()
+            views.append(
+                KVCacheView(k=k, v=v, page_size=pool.page_size, window=pool.window, **shared)
+            )
         return views

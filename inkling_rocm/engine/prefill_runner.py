@@ -10,67 +10,29 @@ Without capture (on a CPU) the same function over the same buffers is called dir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inkling_rocm.engine.buckets import (
-    SHORT_ROW,
-    BucketHost,
-    RecordedGraphs,
-    bucket_host,
-    to_pinned,
-)
+from inkling_rocm.engine.buckets import SHORT_ROW, BucketHost, bucket_host
 from inkling_rocm.engine.executor import LAST_TOKEN, StepInput
-from inkling_rocm.engine.host import EmbeddedHost
+from inkling_rocm.engine.graphs import RecordedGraphs
+from inkling_rocm.engine.host import EmbeddedHost, Paging
 from inkling_rocm.engine.host_checks import check_step
+from inkling_rocm.engine.packed import Integer, Packed
 from inkling_rocm.engine.upload import upload
 from inkling_rocm.host import BatchMeta, Host
 
 FEW_ROWS = 8  # a prompt or a few run among so many rows, others among all there may be
-ALIGNMENT = 16  # bytes: compiled kernels depend on it
-
-
-_Integer = type[np.int32] | type[np.int64]
 
 
 class _Model(Protocol):
     def forward(self, input_ids: Tensor, host: Host) -> Tensor: ...
-
-
-class _Packed:
-    """Integer fields of fixed sizes in one buffer, filled on the host and sent in one copy.
-
-    Attributes:
-        tensors: by name, over the buffer on the device.
-    """
-
-    def __init__(self, sizes: Mapping[str, tuple[_Integer, int]], device: torch.device):
-        self._spans: dict[str, tuple[_Integer, int, int]] = {}
-        end = 0
-        for name, (dtype, size) in sizes.items():
-            self._spans[name] = (dtype, end, size)
-            end += -(-size * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
-        self._buffer = torch.zeros(end, dtype=torch.uint8, device=device)
-        dtypes: dict[Any, torch.dtype] = {np.int32: torch.int32, np.int64: torch.int64}
-        self.tensors = {
-            name: self._buffer[at : at + size * np.dtype(dtype).itemsize].view(dtypes[dtype])
-            for name, (dtype, at, size) in self._spans.items()
-        }
-
-    def send(self, values: Mapping[str, NDArray]) -> None:
-        """Fill every field's first elements, the rest with zeros."""
-        staged = np.zeros(len(self._buffer), np.uint8)
-        for name, given in values.items():
-            dtype, at, size = self._spans[name]
-            end = at + size * np.dtype(dtype).itemsize
-            staged[at:end].view(dtype)[: len(given)] = given
-        self._buffer.copy_(to_pinned(staged, self._buffer.device), non_blocking=True)
 
 
 @dataclass(kw_only=True)
@@ -79,7 +41,7 @@ class _Bucket:
 
     tokens: int
     rows: int
-    fields: _Packed
+    fields: Packed
     tables: list[Tensor]
     host: BucketHost
     hidden: Tensor = field(init=False, repr=False)
@@ -226,37 +188,22 @@ class PrefillRunner:
     def _make(self, tokens: int, rows: int) -> _Bucket:
         pools = self._host.pools
         rows += math.ceil(tokens / self._page_size)
-        sizes: dict[str, tuple[_Integer, int]] = {"token_ids": (np.int64, tokens)}
+        sizes: dict[str, tuple[Integer, int]] = {"token_ids": (np.int64, tokens)}
         sizes |= {f"write{index}": (np.int64, tokens) for index in range(len(pools))}
-        sizes |= {name: (np.int32, tokens) for name in ("positions", "token_row")}
-        sizes |= {
-            name: (np.int32, rows)
-            for name in (
-                "q_start",
-                "kv_len",
-                "slot",
-                "history",
-                "snapshot_slot",
-                "snapshot_position",
-            )
-        }
+        sizes |= dict.fromkeys(("positions", "token_row"), (np.int32, tokens))
+        sizes |= dict.fromkeys(("q_start", "kv_len", "slot", "history"), (np.int32, rows))
+        sizes |= dict.fromkeys(("snapshot_slot", "snapshot_position"), (np.int32, rows))
         sizes |= {f"first_page{index}": (np.int32, rows) for index in range(len(pools))}
         sizes["cu_seqlens_q"] = (np.int32, rows + 1)
-        fields = _Packed(sizes, self.device)
+        fields = Packed(sizes, self.device)
         t = fields.tensors
         tables = [
             torch.zeros(rows, pool.columns_of(tokens), dtype=torch.int32, device=self.device)
             for pool in pools
         ]
-        shared = [
-            {
-                "page_size": pool.page_size,
-                "page_table": tables[index],
-                "first_page": t[f"first_page{index}"],
-                "slot": t[f"write{index}"],
-                "window": pool.window,
-            }
-            for index, pool in enumerate(pools)
+        paging = [
+            Paging(table, t[f"first_page{index}"], t[f"write{index}"])
+            for index, table in enumerate(tables)
         ]
         meta = BatchMeta(
             kind="prefill",
@@ -274,7 +221,7 @@ class PrefillRunner:
         host = bucket_host(
             self._host,
             meta,
-            shared,
+            paging,
             slot=t["slot"],
             history=t["history"],
             snapshots=(t["snapshot_slot"], t["snapshot_position"]),

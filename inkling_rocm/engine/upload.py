@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
+
+def to_pinned(values: NDArray, device: torch.device) -> Tensor:
+    """On the host, to be copied to the device without waiting. Pinned memory of torch's cache is
+    not handed out again before such a copy has read it."""
+    source = torch.from_numpy(values)
+    if device.type == "cpu":
+        return source
+    return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
 
 
 def upload(values: NDArray, device: torch.device) -> Tensor:
-    """A copy on the device, not waited for. Pinned memory of torch's cache is not handed out again
-    before the copy has read it."""
-    if device.type == "cpu":
-        return torch.from_numpy(values)
-    staged = torch.empty(values.shape, dtype=_DTYPES[values.dtype], pin_memory=True)
-    staged.numpy()[...] = values
-    return staged.to(device, non_blocking=True)
+    """A copy on the device, not waited for."""
+    return to_pinned(values, device).to(device, non_blocking=True)

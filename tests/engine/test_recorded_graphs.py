@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from inkling_rocm.engine import buckets
-from inkling_rocm.engine.buckets import RecordedGraphs
+from inkling_rocm.engine import graphs as recording
+from inkling_rocm.engine.graphs import RecordedGraphs
 
 
 class Recorded:
@@ -32,7 +32,7 @@ class Stream:
 @pytest.fixture
 def log(monkeypatch):
     log = []
-    monkeypatch.setattr(buckets, "_record", lambda part, pool, stream: Recorded(part, log))
+    monkeypatch.setattr(recording, "_record", lambda part, pool, stream: Recorded(part, log))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)

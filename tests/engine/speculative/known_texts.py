@@ -56,7 +56,7 @@ class KnownTexts:
     def _put(self, step):
         tokens = self._drafter.tokens
         for (slot, text), given in zip(self._rows(step), step.round.start.tolist(), strict=True):
-            start = int(self._runner._length[slot]) if given < 0 else given
+            start = int(self._runner.length[slot]) if given < 0 else given
             made = tokens[slot, : step.round.drafts].tolist()
             coming = zip(made, text[start + 1 :], strict=False)
             for depth, (draft, token) in enumerate(coming):
@@ -66,7 +66,7 @@ class KnownTexts:
     def _compare(self, step):
         room = step.tables[0].end * self._engine._core.scheduler.pools[0].page_size
         for (slot, text), allocated in zip(self._rows(step), room.tolist(), strict=True):
-            end = int(self._runner._length[slot])
+            end = int(self._runner.length[slot])
             if end + 1 > len(text) or end > allocated:
                 continue  # it has ended, unknown to the host
             drafts = self._drafter.tokens[slot].tolist()

@@ -87,5 +87,5 @@ def test_tokens_of_the_reference(monkeypatch):
     for request, prompt, n in zip(requests, prompts, (3, 5), strict=True):
         assert request.handle.tokens() == greedy_tokens(prompt, n, CONFIG)
     assert steps > 3
-    assert core.executor.rounds._length.any(), "rounds have run"
+    assert core.executor.rounds.length.any(), "rounds have run"
     assert_empty(core)

@@ -389,7 +389,7 @@ def test_what_rank_0_tells_is_enough(plain):
             follow.executor.follow(replace(step, samples=()))
             assert not told
             assert torch.equal(drafter_of(engine).tokens[1:], drafter_of(second).tokens[1:])
-            assert torch.equal(lead.runner._length, follow.runner._length)
+            assert torch.equal(lead.runner.length, follow.runner.length)
             return output
 
         lead.executor.run = both
