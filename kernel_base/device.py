@@ -34,15 +34,28 @@ def arrive(count_ptr, lanes, AMD: tl.constexpr):
 
 @triton.jit
 def await_arrivals(count_ptr, wanted):
-    """Wait until `wanted` programs of this launch have arrived at count_ptr.
+    """Wait until `wanted` programs of this launch have arrived at count_ptr (or some that waited
+    departed).
 
     Only for programs behind those they wait for: hardware starts programs in the order of their
     numbers, so whoever is awaited has started and, waiting for nobody, ends. The emulator runs
     programs in that order, one after the other.
     """
-    while tl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu") < wanted:
-        pass
+    count = tl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu")
+    while (count >= 0) & (count < wanted):
+        count = tl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu")
     tl.debug_barrier()
+
+
+@triton.jit
+def depart(count_ptr, first, arrived, waited):
+    """After await_arrivals of `arrived` programs, in each of `waited` that wait there, one of which
+    is the `first`: the last of them leaves zero at count_ptr, and none has to know that it is.
+
+    The first takes off what all others add. Until all have departed the count is at least `arrived`
+    without the first, and negative after it.
+    """
+    tl.atomic_add(count_ptr, tl.where(first, 1 - arrived - waited, 1), sem="relaxed", scope="gpu")
 
 
 @triton.jit

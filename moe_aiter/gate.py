@@ -4,14 +4,10 @@
     ids    = top-K of sigmoid(logit[:X]) + bias                  ties to the lowest id
     weight = softmax(logsigmoid(logit[ids + shared])) * route_scale * global_scale
 
-The router product is split along H in slices of fixed length; each program writes the partial sums
-of one slice and one tile of experts. For few tokens the program of a token block that finishes last
-(an integer ticket) adds the slices in order and selects: one launch. For more, a second launch
-does, and on Hopper router_hopper.py makes the product. The sum's order depends on neither which
-program is last nor on the other tokens.
-
-logsigmoid(l) = min(l, 0) - log(1 + exp(-|l|)) is finite for any logit, so the weights stay right
-where all sigmoids underflow. bf16 products are exact in fp32; fp32 products use "ieee".
+The router product (gate_router.py) is split along H in slices of fixed length. The selection
+(gate_select.py) adds the slices in order: in programs of the same launch where the router's row
+says so, else in a second launch. On Hopper router_hopper.py makes the product of prompts. A token's
+result does not depend on the other tokens, nor on the number of launches.
 """
 
 from __future__ import annotations
@@ -21,157 +17,26 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 
 from kernel_base.arch import Arch
-from kernel_base.device import drain_stores
 from kernel_base.tuning import TuningRow
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
+from moe_aiter.gate_router import _router_kernel
+from moe_aiter.gate_select import _select_kernel
 from moe_aiter.tuning import ROUTER, SELECT
 
-# Most token blocks of the one-launch form.
+# Most token blocks of the one-launch forms.
 TICKETS = 64
 # Columns of a row of partial sums are a multiple of this: rows begin where wide accesses may.
 PITCH = 16
-# The lowest finite fp32.
-LOWEST = tl.constexpr(-3.4028234663852886e38)
-NEVER = tl.constexpr(-(2**31))
-
-
-@triton.jit
-def _log_sigmoid(x):
-    return tl.minimum(x, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x)))
-
-
-@triton.jit
-def _sum_slices(partial_ptr, rows, columns, mask, tokens, pitch, SLICES: tl.constexpr):
-    """Logits at [rows, columns]: the slices' partial sums [slice, token, expert], added in
-    order."""
-    ptrs = partial_ptr + rows[:, None].to(tl.int64) * pitch + columns
-    # The programs that wrote these ran on other compute units: read past this one's L1.
-    logits = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
-    # Unrolled: all the loads leave before the first is awaited.
-    for _ in tl.static_range(1, SLICES):
-        ptrs += tokens * pitch
-        logits += tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
-    return logits
-
-
-@triton.jit
-def _select(
-    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, t0, tokens, num_experts, route_scale,
-    stride_ids, pitch,
-    SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    t = t0 + tl.arange(0, BLOCK_T)
-    x = tl.arange(0, BLOCK_X)
-    w = tl.arange(0, BLOCK_W)[None, :]
-    mask_t = t < tokens
-    inside = (x < num_experts)[None, :]
-    bias = tl.load(bias_ptr + x, mask=x < num_experts, other=0.0)
-    scale = route_scale * tl.load(scale_ptr)
-    mask = mask_t[:, None] & inside
-    logits = _sum_slices(partial_ptr, t, x[None, :], mask, tokens, pitch, SLICES)
-    used = mask_t[:, None] & (w < TOP_K + SHARED)
-    # Columns past K become the shared experts'.
-    chosen = tl.zeros([BLOCK_T, BLOCK_W], tl.int32) + (num_experts - TOP_K + w)
-    shared = _sum_slices(partial_ptr, t, chosen, used & (w >= TOP_K), tokens, pitch, SLICES)
-    # A NaN score ranks last.
-    score = tl.maximum(tl.sigmoid(logits) + bias[None, :], LOWEST)
-    # Integers in the scores' order (no score is -0), because their maxima take one instruction a
-    # wave. The lowest marks what may not be chosen (again).
-    bits = score.to(tl.int32, bitcast=True)
-    key = tl.where(inside, bits ^ ((bits >> 31) & 0x7FFFFFFF), NEVER)
-    chosen_logits = shared
-    for k in tl.static_range(TOP_K):
-        best = tl.max(key, 1)
-        expert = tl.min(tl.where(key == best[:, None], x[None, :], BLOCK_X), 1)
-        here = x[None, :] == expert[:, None]
-        key = tl.where(here, NEVER, key)
-        logit = tl.sum(tl.where(here, logits, 0.0), 1)
-        chosen = tl.where(w == k, expert[:, None], chosen)
-        chosen_logits = tl.where(w == k, logit[:, None], chosen_logits)
-    tl.store(ids_ptr + t[:, None] * stride_ids + w, chosen, mask=mask_t[:, None] & (w < TOP_K))
-    logs = tl.where(w < TOP_K + SHARED, _log_sigmoid(chosen_logits), float("-inf"))
-    powers = tl.exp(logs - tl.max(logs, 1)[:, None])
-    weights = powers / tl.sum(powers, 1)[:, None] * scale
-    tl.store(weights_ptr + t[:, None] * (TOP_K + SHARED) + w, weights, mask=used)
-
-
-@triton.jit(do_not_specialize=("tokens", "stride_ids"))
-def _router_kernel(
-    partial_ptr, ticket_ptr, ids_ptr, weights_ptr, x_ptr, w_ptr, bias_ptr, scale_ptr,
-    tokens, num_experts, hidden, route_scale, stride_x, stride_ids, pitch,
-    SHARED: tl.constexpr, TOP_K: tl.constexpr, FINISH: tl.constexpr, SLICES: tl.constexpr,
-    EVEN_K: tl.constexpr, AMD: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
-):  # fmt: skip
-    outputs = num_experts + SHARED
-    t = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    h0 = tl.program_id(2) * SLICE
-    offs_k = tl.arange(0, BLOCK_K)
-    mask_t, mask_n = t < tokens, n < outputs
-    x_ptrs = x_ptr + h0 + (t[:, None] * stride_x + offs_k[None, :])
-    # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
-    w_ptrs = w_ptr + h0 + (tl.minimum(n, outputs - 1)[None, :] * hidden + offs_k[:, None])
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, SLICE, BLOCK_K):
-        if EVEN_K:
-            x = tl.load(x_ptrs + k, mask=mask_t[:, None], other=0.0)
-            w = tl.load(w_ptrs + k)
-        else:
-            mask_k = offs_k < hidden - h0 - k
-            x = tl.load(x_ptrs + k, mask=mask_t[:, None] & mask_k[None, :], other=0.0)
-            w = tl.load(w_ptrs + k, mask=mask_k[:, None], other=0.0)
-        acc = tl.dot(x, w, acc, input_precision="ieee")
-    row = tl.program_id(2).to(tl.int64) * tokens + t
-    tl.store(
-        partial_ptr + row[:, None] * pitch + n[None, :],
-        acc,
-        mask=mask_t[:, None] & mask_n[None, :],
-    )
-    if FINISH:
-        # Every wave's stores must be out before the ticket is drawn.
-        drain_stores(tl.arange(0, BLOCK_M), AMD)
-        tl.debug_barrier()
-        programs = tl.num_programs(1) * tl.num_programs(2)
-        ticket_ptr += tl.program_id(0)
-        ticket = tl.atomic_add(ticket_ptr, 1, sem="acq_rel", scope="gpu")
-        if ticket < programs - 1:
-            return
-        tl.debug_barrier()
-        tl.store(ticket_ptr, 0)
-        for t0 in range(0, BLOCK_M, BLOCK_T):
-            first = tl.program_id(0) * BLOCK_M + t0
-            if first < tokens:
-                _select(
-                    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, first, tokens,
-                    num_experts, route_scale, stride_ids, pitch,
-                    SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_W,
-                )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=("tokens", "stride_ids"))
-def _select_kernel(
-    ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tokens, num_experts, route_scale,
-    stride_ids, pitch,
-    SHARED: tl.constexpr, TOP_K: tl.constexpr, SLICES: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    _select(
-        ids_ptr, weights_ptr, partial_ptr, bias_ptr, scale_ptr, tl.program_id(0) * BLOCK_T, tokens,
-        num_experts, route_scale, stride_ids, pitch,
-        SHARED, TOP_K, SLICES, BLOCK_T, BLOCK_X, BLOCK_W,
-    )  # fmt: skip
+# fp32 numbers a thread loads at once.
+LANE_LOADS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateWorkspace:
-    """The tickets of the one-launch form. Calls that share them must be ordered on one stream; a
-    captured graph must keep them alive.
+    """The token blocks' counters of the one-launch forms. Calls that share them must be ordered on
+    one stream; a captured graph must keep them alive.
 
     Attributes: tickets: int32 [TICKETS], zero between calls (the kernel leaves them so).
     """
@@ -244,28 +109,35 @@ def gate(
     slices = triton.cdiv(H, c["SLICE"])
     pitch = triton.cdiv(X + S, PITCH) * PITCH
     partial = torch.empty(slices, T, pitch, dtype=torch.float32, device=x.device)
+    block_x = triton.next_power_of_2(X)
     shared = {
-        "SHARED": S, "TOP_K": K, "SLICES": slices, "BLOCK_X": triton.next_power_of_2(X),
-        "BLOCK_W": triton.next_power_of_2(max(K + S, 2)),
+        "SHARED": S, "TOP_K": K, "SLICES": slices, "BLOCK_X": block_x,
+        "BLOCK_W": triton.next_power_of_2(max(K + S, arch.wave_size)),
+        "PART": min(block_x, arch.wave_size * LANE_LOADS),
     }  # fmt: skip
-    tail = 0
+    together = 0
     if c.pop("VARIANT", None) == "hopper":
         from moe_aiter.router_hopper import launch_router  # Gluon: only where it is used
 
         launch_router(partial, x, weight, num_experts=X, depth=c["SLICE"], row=row)
     else:
-        blocks, tail = triton.cdiv(T, c["BLOCK_M"]), c.pop("TAIL", 0)
+        blocks, tiles = triton.cdiv(T, c["BLOCK_M"]), triton.cdiv(X + S, c["BLOCK_N"])
+        last, behind = c.pop("LAST", 0), c.pop("BEHIND", 0)
         if blocks > TICKETS:
-            tail = 0
-        tickets = (workspace or GateWorkspace.allocate(x.device)).tickets if tail else None
+            last = behind = 0
+        together = last or behind
+        tickets = (workspace or GateWorkspace.allocate(x.device)).tickets if together else None
+        layers = slices
+        if behind:
+            layers += triton.cdiv(triton.cdiv(T, behind), blocks * tiles)
         even = H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0
-        _router_kernel[(blocks, triton.cdiv(X + S, c["BLOCK_N"]), slices)](
+        _router_kernel[(blocks, tiles, layers)](
             partial, tickets, ids, weights_out, x, weight, bias, global_scale,
             T, X, H, route_scale, x.stride(0), ids.stride(0), pitch,
-            FINISH=tail > 0, EVEN_K=even, AMD=arch.vendor == "amd",
-            BLOCK_T=max(tail, 1), **shared, **c, **row.launch_options(),
+            LAST=last > 0, BEHIND=behind > 0, EVEN_K=even, AMD=arch.vendor == "amd",
+            BLOCK_T=max(together, 1), **shared, **c, **row.launch_options(),
         )  # fmt: skip
-    if not tail:
+    if not together:
         second = rows[1] or SELECT.select(arch.name, tokens=T)
         _select_kernel[(triton.cdiv(T, second.constexprs["BLOCK_T"]),)](
             ids, weights_out, partial, bias, global_scale, T, X, route_scale, ids.stride(0), pitch,

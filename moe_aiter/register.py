@@ -254,8 +254,8 @@ ENTRIES = (
     ),
     _entry(
         tuning.ROUTER,
-        "moe_aiter.gate:_router_kernel moe_aiter.router_hopper:_router_hopper_kernel",
+        "moe_aiter.gate_router:_router_kernel moe_aiter.router_hopper:_router_hopper_kernel",
         _router_cases,
     ),
-    _entry(tuning.SELECT, "moe_aiter.gate:_select_kernel", _select_cases),
+    _entry(tuning.SELECT, "moe_aiter.gate_select:_select_kernel", _select_cases),
 )

@@ -168,26 +168,27 @@ def _by_expert(up):
 
 
 def _router():
-    def tile(m, n, k, slice_, tail=0):
-        """tail: tokens that the last program selects for at a time; 0 = a second launch."""
-        return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_, "TAIL": tail}
+    def tile(m, n, k, slice_, **select):
+        """LAST: tokens that the last program selects for at a time; BEHIND: tokens of a program
+        that waits for the products; neither: a second launch."""
+        return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": slice_, **select}
 
     for arch in AMD:
-        yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 64, 512, 4), _amd(4))
+        yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 64, 512, LAST=4), _amd(4))
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 64, 512), _amd(4))
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _amd(4))
         yield _row(arch, {}, tile(64, 64, 64, 8192), _amd(4))
     for arch in NVIDIA:
-        few = tile(16, 32, 64, 512, 4)
+        few = tile(16, 32, 64, 512, LAST=4)
         yield _row(arch, {"bits": 32, "tokens": (None, 4)}, few, _nvidia(8, 3))
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         if arch == "sm90":
-            yield _measured({"tokens": (None, 1)}, tile(16, 32, 128, 512, 1), _nvidia(4, 5))
-            yield _measured({"tokens": (None, 4)}, tile(16, 32, 128, 512, 4), _nvidia(4, 5))
+            yield _measured({"tokens": (None, 1)}, tile(16, 32, 128, 512, LAST=1), _nvidia(4, 5))
+            yield _measured({"tokens": (None, 4)}, tile(16, 32, 128, 512, LAST=4), _nvidia(4, 5))
             # One launch, up to 32 tokens 3 us slower than two; at 128 it would be 7.
-            yield _measured({"tokens": (None, 8)}, tile(16, 32, 128, 512, 8), _nvidia(8, 4))
-            yield _measured({"tokens": (None, 16)}, tile(16, 16, 256, 1024, 16), _nvidia(8, 4))
-            yield _measured({"tokens": (None, 32)}, tile(16, 32, 256, 1536, 16), _nvidia(8, 3))
+            yield _measured({"tokens": (None, 8)}, tile(16, 32, 128, 512, LAST=8), _nvidia(8, 4))
+            yield _measured({"tokens": (None, 16)}, tile(16, 16, 256, 1024, LAST=16), _nvidia(8, 4))
+            yield _measured({"tokens": (None, 32)}, tile(16, 32, 256, 1536, LAST=16), _nvidia(8, 3))
             yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
             yield _measured({"tokens": (None, 512)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
             # Slices such that 128 programs, or fewer, are one round of the multiprocessors.
@@ -199,7 +200,7 @@ def _router():
             yield _measured({"tokens": (None, 8192)}, tile(128, 64, 64, 2048), _nvidia(8, 4))
             yield _measured({}, tile(128, 64, 64, 8192), _nvidia(8, 3))
             continue
-        yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 128, 512, 4), _nvidia(4, 4))
+        yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 128, 512, LAST=4), _nvidia(4, 4))
         yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _nvidia(4, 4))
         yield _row(arch, {}, tile(128, 64, 64, 8192), _nvidia(8, 4))

@@ -123,7 +123,7 @@ def gate_configs(arch: str, tokens: int) -> Iterator[tuple]:
         constexprs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length}
         yield row(arch, constexprs, warps, 4), best
         if m == 16:  # one launch
-            yield row(arch, {**constexprs, "TAIL": min(tokens, 16)}, warps, 4), None
+            yield row(arch, {**constexprs, "LAST": min(tokens, 16)}, warps, 4), None
     if tokens > 16 and arch == "sm90":
         for length, stages in itertools.product((768, 1536, 3072, 6144), (3, 4)):
             constexprs = {"VARIANT": "hopper", "BLOCK_K": 64, "SLICE": length, "STAGES": stages}

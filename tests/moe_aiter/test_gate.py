@@ -148,7 +148,7 @@ def test_one_launch_of_several_token_blocks(arch, tail, hidden):
     row = ROUTER.select(arch, tokens=16, bits=16, hidden=hidden, bulk=True)
     sizes = {"BLOCK_M": 16, "SLICE": 128}
     one, two = (
-        replace(row, constexprs=row.constexprs | sizes | {"TAIL": tokens}) for tokens in (tail, 0)
+        replace(row, constexprs=row.constexprs | sizes | {"LAST": tokens}) for tokens in (tail, 0)
     )
     workspace = GateWorkspace.allocate(torch.device("cpu"))
     arguments = {"arch": arch, "workspace": workspace}
