@@ -4,7 +4,7 @@
 Each table is swept with the other launches at their rows of moe_aiter/tuning.py; the winners go
 there by hand, with OUT's name as their source. Configurations are compiled first, by several
 processes, into Triton's cache. One that does not compile, launch or agree with the first is
-recorded with its message.
+recorded with its message. The gate's are measured by bench.moe.tune_gate.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from bench.moe.timing import time_calls
 from kernel_base.arch import Arch, arch_of_device
 from kernel_base.tuning import TuningRow
 from moe_aiter.by_expert import experts_by_expert
-from moe_aiter.gate import GateWorkspace, gate
 from moe_aiter.grouped import experts_by_choice
-from moe_aiter.problems import make_gate_problem
 from moe_aiter.tokens import MAX_CHOICES, experts_by_token
 
 FAILURES = (RuntimeError, ValueError, triton.OutOfResources, triton.CompilationError)
@@ -36,7 +34,6 @@ TOKENS = {
     "shared": (1024, 8192),
     "by_choice": (16, 32, 128, 1024, 8192),
     "by_expert": (20, 32, 128),
-    "gate": (1, 16, 64, 512, 4096, 16384),
 }
 
 
@@ -110,36 +107,11 @@ def by_expert_configs(arch: str, tokens: int) -> Iterator[tuple]:
         yield row(arch, sizes, warps, stages), row(arch, sizes2, warps2, stages2)
 
 
-def gate_configs(arch: str, tokens: int) -> Iterator[tuple]:
-    blocks = (16,) if tokens <= 16 else (32, 64) if tokens <= 512 else (64, 128)
-    slices = (512, 1024) if tokens <= 512 else (1536, 2048, 3072, 8192)
-    best = row(arch, {"BLOCK_T": 1}, 1, 1)
-    best = replace(best, options={"num_warps": 1})
-    for m, n, k, length, warps in itertools.product(
-        blocks, (16, 32, 64), (64, 128), slices, (2, 4, 8)
-    ):
-        if (m > 16 and (n < 32 or warps < 4)) or (m == 16 and warps == 8):
-            continue
-        constexprs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length}
-        yield row(arch, constexprs, warps, 4), best
-        if m == 16:  # one launch
-            yield row(arch, {**constexprs, "LAST": min(tokens, 16)}, warps, 4), None
-    if tokens > 16 and arch == "sm90":
-        for length, stages in itertools.product((768, 1536, 3072, 6144), (3, 4)):
-            constexprs = {"VARIANT": "hopper", "BLOCK_K": 64, "SLICE": length, "STAGES": stages}
-            yield replace(row(arch, constexprs, 4, 1), options={}), best
-    if tokens > 16:
-        for t, warps in itertools.product((1, 2, 4), (1, 2, 4)):
-            select = row(arch, {"BLOCK_T": t}, warps, 1)
-            yield None, replace(select, options={"num_warps": warps})
-
-
 CONFIGS = {
     "by_token": by_token_configs,
     "shared": shared_configs,
     "by_choice": by_choice_configs,
     "by_expert": by_expert_configs,
-    "gate": gate_configs,
 }
 
 
@@ -151,14 +123,6 @@ WAYS: dict[str, Callable] = {
 
 def runner(table: str, layer: Layer, arch: Arch) -> Callable[[Config, int], torch.Tensor]:
     """What is timed for a configuration, as a function of (config, call number)."""
-    hidden = layer.calls[0].x.shape[1]
-    if table == "gate":
-        p = make_gate_problem(layer.tokens, experts=256, hidden=hidden, device="cuda")
-        workspace = GateWorkspace.allocate(p.x.device)
-        return lambda config, i: gate(
-            p.x, p.weight, p.bias, p.global_scale, top_k=TOP_K, route_scale=8.0, arch=arch,
-            workspace=workspace, rows=config.rows,
-        )[1]  # fmt: skip
 
     def run(config: Config, index: int) -> torch.Tensor:
         call = layer.calls[index % ROUTINGS]

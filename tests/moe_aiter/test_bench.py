@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from bench.moe import gate as bench_gate
-from bench.moe import problems, tune
+from bench.moe import problems, tune, tune_gate
 from bench.moe.peer_sglang import interleave
 from kernel_base.arch import ARCHS
 
@@ -58,6 +58,16 @@ def test_tuned_configurations_are_complete(table):
             assert any(row is not None for row in rows)
             assert all(row is None or row.arch in ARCHS for row in rows)
             assert tune.describe(tune.Config(table=table, tokens=tokens, rows=rows))
+
+
+@pytest.mark.parametrize("tokens", tune_gate.TOKENS)
+def test_gate_configurations_are_complete(tokens):
+    first, *others = tune_gate.configs("sm90", tokens, 6144)
+    assert first == (None, None), "the tables' own rows come first"
+    for router, select in others:
+        assert router is not None or select is not None
+        behind = 0 if router is None else router.constexprs.get("BEHIND", 0)
+        assert not behind or router.constexprs["BLOCK_M"] % behind == 0
 
 
 def test_skewed_routing_crowds_the_same_experts_whatever_the_seed():

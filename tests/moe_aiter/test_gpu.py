@@ -12,6 +12,8 @@ pytest.importorskip("triton")
 
 from bench.moe.gate import check, layer_passes, small_cases
 from bench.moe.problems import EXPERTS, SHARED, TOP_K, make_layer, make_weights
+from kernel_base.arch import arch_of_device
+from kernel_base.tuning import TuningRow
 from moe_aiter import GateWorkspace, experts, gate
 from moe_aiter.problems import make_gate_problem, make_problem
 from moe_aiter.reference import gate_reference, weigh
@@ -160,6 +162,58 @@ def test_gate_of_a_prompt(tokens):
     again = gate(*arguments, top_k=TOP_K, route_scale=8.0)
     assert torch.equal(ids, again[0])
     assert torch.equal(weights, again[1])
+
+
+def one_launch(block_m: int, warps: int) -> TuningRow:
+    """A row whose selection waits in programs behind the products, whatever the tables say."""
+    sizes = {"BLOCK_M": block_m, "BLOCK_N": 32, "BLOCK_K": 64, "SLICE": 512, "BEHIND": warps}
+    return TuningRow(
+        arch=arch_of_device("cuda:0").name, constexprs=sizes,
+        options={"num_warps": warps, "num_stages": 4}, evidence="guess", source="this test",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 33, 64, 65, 130, 512])
+@pytest.mark.parametrize(("block_m", "warps"), [(16, 4), (64, 8)])
+def test_waiting_selection_is_that_of_two_launches(tokens, block_m, warps):
+    """Bitwise, eagerly and in every replay, alone and while another stream takes multiprocessors
+    away."""
+    p = make_gate_problem(tokens, experts=EXPERTS, hidden=6144, device="cuda")
+    workspace = GateWorkspace.allocate(p.x.device)
+    row = one_launch(block_m, warps)
+    two = {name: value for name, value in row.constexprs.items() if name != "BEHIND"}
+    ids = torch.zeros(tokens, TOP_K, dtype=torch.int32, device="cuda")
+    weights = torch.zeros(tokens, TOP_K + SHARED, device="cuda")
+
+    def call(row):
+        ids.fill_(-1)
+        weights.fill_(float("nan"))
+        gate(
+            p.x, p.weight, p.bias, p.global_scale, top_k=TOP_K, route_scale=8.0, ids_out=ids,
+            weights_out=weights, workspace=workspace, rows=(row, None),
+        )  # fmt: skip
+
+    call(replace(row, constexprs=two))
+    want = ids.clone(), weights.clone()
+    call(row)
+    assert torch.equal(ids, want[0])
+    assert torch.equal(weights, want[1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = []
+        for _ in range(8):
+            call(row)
+            found.append((ids.clone(), weights.clone()))
+    other, big = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+    for busy in (False, True) * 8:
+        if busy:
+            with torch.cuda.stream(other):
+                for _ in range(4):
+                    big @ big
+        graph.replay()
+        torch.cuda.current_stream().synchronize()
+        assert all(torch.equal(i, want[0]) and torch.equal(w, want[1]) for i, w in found)
+    assert not workspace.tickets.any(), "the kernel leaves the counters as it found them"
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 8, 16, 17, 33])
