@@ -54,7 +54,7 @@ def decode_configs(arch: str, tokens: int, hidden: int) -> Iterator[Rows]:
             continue
         if stages > max(length // k, 3) or (m > 16 and n < 32) or (m == 16 and n > 32):
             continue
-        if m <= 32 and length == 256 or m > 32 and length == 1536:
+        if (m <= 32 and length == 256) or (m > 32 and length == 1536):
             continue
         sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length, "BEHIND": warps}
         yield row(arch, sizes, warps, stages), None
