@@ -1,8 +1,8 @@
 """Selection of the gate: logits from the router's partial sums, experts, weights.
 
 Top-k is a repeated maximum of integers in the scores' order: integers, because their maxima take
-one instruction a wave. The layout is such that a wave has whole tokens where it can: a token's
-experts are [BLOCK_X // PART, PART], and PART of them are as many as one wave loads at a time.
+one instruction a wave. A token's experts are BLOCK_X // PART tensors of PART columns, which are as
+many as one wave loads at a time: so each wave has tokens of its own and waits for no other.
 
 logsigmoid(l) = min(l, 0) - log(1 + exp(-|l|)) is finite for any logit, so the weights stay right
 where all sigmoids underflow.
@@ -26,10 +26,9 @@ def _log_sigmoid(x):
 
 
 @triton.jit
-def _sum_slices(partial_ptr, rows, columns, mask, tokens, pitch, SLICES: tl.constexpr):
-    """Logits at rows and columns: the slices' partial sums [slice, token, expert], added in
-    order."""
-    ptrs = partial_ptr + rows.to(tl.int64) * pitch + columns
+def _sum_slices(ptrs, mask, tokens, pitch, SLICES: tl.constexpr):
+    """Logits: the slices' partial sums [slice, token, expert], added in order, the first at
+    ptrs."""
     # The programs that wrote these ran on other compute units: read past this one's L1.
     logits = tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
     # Unrolled: all the loads leave before the first is awaited.
@@ -37,14 +36,6 @@ def _sum_slices(partial_ptr, rows, columns, mask, tokens, pitch, SLICES: tl.cons
         ptrs += tokens * pitch
         logits += tl.load(ptrs, mask=mask, other=0.0, cache_modifier=".cg")
     return logits
-
-
-@triton.jit
-def _over_experts(values, LARGEST: tl.constexpr):
-    """The largest (or least) of a token's values: int32 [parts, tokens, PART] -> [tokens]."""
-    if LARGEST:
-        return tl.max(tl.max(values, 0), 1)
-    return tl.min(tl.min(values, 0), 1)
 
 
 @triton.jit
@@ -57,40 +48,58 @@ def select_tokens(
     """Experts and weights of tokens t0 .. t0 + BLOCK_T - 1; with AWAIT once `wanted` programs have
     arrived at count_ptr."""
     t = t0 + tl.arange(0, BLOCK_T)
-    x = (tl.arange(0, BLOCK_X // PART) * PART)[:, None, None] + tl.arange(0, PART)[None, None, :]
+    lanes = tl.arange(0, PART)[None, :]
     w = tl.arange(0, BLOCK_W)[None, :]
     mask_t = t < tokens
-    inside = x < num_experts
-    # Every wave loads all of it, instead of handing it on through shared memory.
-    bias_ptrs = tl.broadcast_to(bias_ptr + x, [BLOCK_X // PART, BLOCK_T, PART])
-    bias = tl.load(bias_ptrs, mask=inside, other=0.0)
+    biases = ()
+    for i in tl.static_range(BLOCK_X // PART):
+        x = i * PART + lanes
+        # Every wave loads its tokens' bias, instead of handing it on through shared memory.
+        ptrs = tl.broadcast_to(bias_ptr + x, [BLOCK_T, PART])
+        biases += (tl.load(ptrs, mask=x < num_experts, other=0.0),)
     scale = route_scale * tl.load(scale_ptr)
     if AWAIT:
         await_arrivals(count_ptr, wanted)
-    mask = mask_t[None, :, None] & inside
-    logits = _sum_slices(partial_ptr, t[None, :, None], x, mask, tokens, pitch, SLICES)
+    rows = partial_ptr + t[:, None].to(tl.int64) * pitch
+    logits = ()
+    for i in tl.static_range(BLOCK_X // PART):
+        x = i * PART + lanes
+        mask = mask_t[:, None] & (x < num_experts)
+        logits += (_sum_slices(rows + x, mask, tokens, pitch, SLICES),)
     used = mask_t[:, None] & (w < TOP_K + SHARED)
     # Columns past K become the shared experts'.
     chosen = tl.zeros([BLOCK_T, BLOCK_W], tl.int32) + (num_experts - TOP_K + w)
-    chosen_logits = _sum_slices(
-        partial_ptr, t[:, None], chosen, used & (w >= TOP_K), tokens, pitch, SLICES
-    )
-    # A NaN score ranks last.
-    score = tl.maximum(tl.sigmoid(logits) + bias, LOWEST)
+    mask = used & (w >= TOP_K)
+    chosen_logits = _sum_slices(rows + chosen, mask, tokens, pitch, SLICES)
     # Integers in the scores' order (no score is -0). The lowest marks what may not be chosen
     # (again).
-    bits = score.to(tl.int32, bitcast=True)
-    key = tl.where(inside, bits ^ ((bits >> 31) & 0x7FFFFFFF), NEVER)
-    logit_bits = logits.to(tl.int32, bitcast=True)
+    keys = ()
+    for i in tl.static_range(BLOCK_X // PART):
+        # A NaN score ranks last.
+        score = tl.maximum(tl.sigmoid(logits[i]) + biases[i], LOWEST)
+        bits = score.to(tl.int32, bitcast=True)
+        key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        keys += (tl.where(i * PART + lanes < num_experts, key, NEVER),)
     for k in tl.static_range(TOP_K):
-        best = _over_experts(key, True)
-        expert = _over_experts(tl.where(key == best[None, :, None], x, BLOCK_X), False)
-        here = x == expert[None, :, None]
-        key = tl.where(here, NEVER, key)
-        # One expert is left: the maximum is its logit.
-        logit = _over_experts(tl.where(here, logit_bits, NEVER), True).to(tl.float32, bitcast=True)
-        chosen = tl.where(w == k, expert[:, None], chosen)
-        chosen_logits = tl.where(w == k, logit[:, None], chosen_logits)
+        largest = keys[0]
+        for i in tl.static_range(1, BLOCK_X // PART):
+            largest = tl.maximum(largest, keys[i])
+        best = tl.max(largest, 1)[:, None]
+        least = tl.where(keys[0] == best, lanes, BLOCK_X)
+        for i in tl.static_range(1, BLOCK_X // PART):
+            least = tl.minimum(least, tl.where(keys[i] == best, i * PART + lanes, BLOCK_X))
+        expert = tl.min(least, 1)[:, None]
+        left = ()
+        # The logit of the one expert, as bits: an integer's maximum, like the others.
+        logit = tl.zeros([BLOCK_T, PART], tl.int32) + NEVER
+        for i in tl.static_range(BLOCK_X // PART):
+            here = i * PART + lanes == expert
+            left += (tl.where(here, NEVER, keys[i]),)
+            logit = tl.where(here, logits[i].to(tl.int32, bitcast=True), logit)
+        keys = left
+        chosen = tl.where(w == k, expert, chosen)
+        found = tl.max(logit, 1)[:, None].to(tl.float32, bitcast=True)
+        chosen_logits = tl.where(w == k, found, chosen_logits)
     tl.store(ids_ptr + t[:, None] * stride_ids + w, chosen, mask=mask_t[:, None] & (w < TOP_K))
     logs = tl.where(w < TOP_K + SHARED, _log_sigmoid(chosen_logits), float("-inf"))
     powers = tl.exp(logs - tl.max(logs, 1)[:, None])
