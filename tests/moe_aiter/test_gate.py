@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from gcn_emulator.triton_driver import emulate
-from moe_aiter import GateWorkspace, gate
+from moe_aiter import gate
 from moe_aiter.problems import make_gate_problem
 from moe_aiter.reference import gate_reference, weigh
-from moe_aiter.tuning import ROUTER
 
 ARCHS = ("gfx942", "gfx950")
 SCALE = 2.5
@@ -124,42 +121,6 @@ def test_extreme_differences():
     assert ids.tolist() == [[0, 1, 2]] * 2
     want = weigh(logits.double(), ids, 9, torch.tensor(SCALE))
     torch.testing.assert_close(weights.double(), want, rtol=1e-5, atol=1e-6)
-
-
-def test_one_launch_of_few_tokens_then_two():
-    for tokens, launches in ((1, 1), (4, 1), (5, 2)):
-        p = make_gate_problem(tokens, experts=8, hidden=64)
-        workspace = GateWorkspace.allocate(torch.device("cpu"))
-        with emulate("gfx942") as driver:
-            gate(
-                p.x, p.weight, p.bias, p.global_scale, top_k=2, route_scale=1.0, arch="gfx942",
-                workspace=workspace,
-            )  # fmt: skip
-        assert len(driver.records) == launches
-        assert not workspace.tickets.any(), "the kernel leaves the tickets as it found them"
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("tail", "hidden"), [(4, 300), (16, 256)])
-def test_one_launch_of_several_token_blocks(arch, tail, hidden):
-    """The last program of each block of 16 tokens selects for them, `tail` at a time; a token does
-    not depend on the others, nor on how many launches there are."""
-    p = make_gate_problem(37, experts=20, hidden=hidden)
-    row = ROUTER.select(arch, tokens=16, bits=16, hidden=hidden, bulk=True)
-    sizes = {"BLOCK_M": 16, "SLICE": 128}
-    one, two = (
-        replace(row, constexprs=row.constexprs | sizes | {"LAST": tokens}) for tokens in (tail, 0)
-    )
-    workspace = GateWorkspace.allocate(torch.device("cpu"))
-    arguments = {"arch": arch, "workspace": workspace}
-    ids, weights = run(p.x, p.weight, p.bias, rows=(one, None), **arguments)
-    assert not workspace.tickets.any(), "the kernel leaves the tickets as it found them"
-    apart = run(p.x, p.weight, p.bias, rows=(two, None), **arguments)
-    assert torch.equal(ids, apart[0])
-    torch.testing.assert_close(weights, apart[1], rtol=1e-6, atol=0)
-    part = run(p.x[20:23], p.weight, p.bias, rows=(one, None), **arguments)
-    assert torch.equal(part[0], ids[20:23])
-    assert torch.equal(part[1], weights[20:23])
 
 
 @pytest.mark.parametrize("tokens", [1, 17])
