@@ -56,7 +56,7 @@ def select_tokens(
         x = i * PART + lanes
         # Every wave loads its tokens' bias, instead of handing it on through shared memory.
         ptrs = tl.broadcast_to(bias_ptr + x, [BLOCK_T, PART])
-        biases += (tl.load(ptrs, mask=x < num_experts, other=0.0),)
+        biases += (tl.load(ptrs, mask=x < num_experts, other=0.0),)  # type: ignore[assignment]
     scale = route_scale * tl.load(scale_ptr)
     if AWAIT:
         await_arrivals(count_ptr, wanted)
@@ -65,7 +65,7 @@ def select_tokens(
     for i in tl.static_range(BLOCK_X // PART):
         x = i * PART + lanes
         mask = mask_t[:, None] & (x < num_experts)
-        logits += (_sum_slices(rows + x, mask, tokens, pitch, SLICES),)
+        logits += (_sum_slices(rows + x, mask, tokens, pitch, SLICES),)  # type: ignore[assignment]
     used = mask_t[:, None] & (w < TOP_K + SHARED)
     # Columns past K become the shared experts'.
     chosen = tl.zeros([BLOCK_T, BLOCK_W], tl.int32) + (num_experts - TOP_K + w)
@@ -79,13 +79,13 @@ def select_tokens(
         score = tl.maximum(tl.sigmoid(logits[i]) + biases[i], LOWEST)
         bits = score.to(tl.int32, bitcast=True)
         key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        keys += (tl.where(i * PART + lanes < num_experts, key, NEVER),)
+        keys += (tl.where(i * PART + lanes < num_experts, key, NEVER),)  # type: ignore[assignment]
     for k in tl.static_range(TOP_K):
-        largest = keys[0]
+        largest = keys[0]  # type: ignore[misc]
         for i in tl.static_range(1, BLOCK_X // PART):
             largest = tl.maximum(largest, keys[i])
         best = tl.max(largest, 1)[:, None]
-        least = tl.where(keys[0] == best, lanes, BLOCK_X)
+        least = tl.where(keys[0] == best, lanes, BLOCK_X)  # type: ignore[misc]
         for i in tl.static_range(1, BLOCK_X // PART):
             least = tl.minimum(least, tl.where(keys[i] == best, i * PART + lanes, BLOCK_X))
         expert = tl.min(least, 1)[:, None]
@@ -94,7 +94,7 @@ def select_tokens(
         logit = tl.zeros([BLOCK_T, PART], tl.int32) + NEVER
         for i in tl.static_range(BLOCK_X // PART):
             here = i * PART + lanes == expert
-            left += (tl.where(here, NEVER, keys[i]),)
+            left += (tl.where(here, NEVER, keys[i]),)  # type: ignore[assignment]
             logit = tl.where(here, logits[i].to(tl.int32, bitcast=True), logit)
         keys = left
         chosen = tl.where(w == k, expert, chosen)
