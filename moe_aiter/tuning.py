@@ -179,18 +179,20 @@ def _router():
         yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _amd(4))
         yield _row(arch, {}, tile(64, 64, 64, 8192), _amd(4))
     for arch in NVIDIA:
-        few = tile(16, 32, 64, 512, LAST=4)
-        yield _row(arch, {"bits": 32, "tokens": (None, 4)}, few, _nvidia(8, 3))
+        few = tile(16, 32, 64, 512, BEHIND=8)
+        yield _row(arch, {"bits": 32, "tokens": (None, 512)}, few, _nvidia(8, 3))
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         if arch == "sm90":
-            yield _measured({"tokens": (None, 1)}, tile(16, 32, 128, 512, LAST=1), _nvidia(4, 5))
-            yield _measured({"tokens": (None, 4)}, tile(16, 32, 128, 512, LAST=4), _nvidia(4, 5))
-            # One launch, up to 32 tokens 3 us slower than two; at 128 it would be 7.
-            yield _measured({"tokens": (None, 8)}, tile(16, 32, 128, 512, LAST=8), _nvidia(8, 4))
-            yield _measured({"tokens": (None, 16)}, tile(16, 16, 256, 1024, LAST=16), _nvidia(8, 4))
-            yield _measured({"tokens": (None, 32)}, tile(16, 32, 256, 1536, LAST=16), _nvidia(8, 3))
-            yield _measured({"tokens": (None, 128)}, tile(64, 32, 64, 512), _nvidia(8, 4))
-            yield _measured({"tokens": (None, 512)}, tile(64, 64, 64, 1024), _nvidia(4, 4))
+            for tokens, sizes, stages in (
+                (16, (16, 16, 256, 1024), 3),
+                (32, (16, 32, 256, 1024), 3),
+                (64, (64, 32, 256, 512), 3),
+                (128, (64, 32, 128, 1024), 5),
+                (256, (64, 64, 128, 1024), 5),
+                (512, (128, 64, 128, 1024), 3),
+            ):
+                sizes = tile(*sizes, BEHIND=4)
+                yield _measured({"tokens": (None, tokens)}, sizes, _nvidia(4, stages))
             # Slices such that 128 programs, or fewer, are one round of the multiprocessors.
             yield _measured({"tokens": (None, 2048), "bulk": True}, _hopper_router(768), {})
             yield _measured({"tokens": (None, 4096), "bulk": True}, _hopper_router(1536), {})
@@ -200,9 +202,8 @@ def _router():
             yield _measured({"tokens": (None, 8192)}, tile(128, 64, 64, 2048), _nvidia(8, 4))
             yield _measured({}, tile(128, 64, 64, 8192), _nvidia(8, 3))
             continue
-        yield _row(arch, {"tokens": (None, 4)}, tile(16, 32, 128, 512, LAST=4), _nvidia(4, 4))
-        yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512), _nvidia(8, 4))
-        yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024), _nvidia(4, 4))
+        yield _row(arch, {"tokens": (None, 16)}, tile(16, 32, 128, 512, BEHIND=4), _nvidia(4, 4))
+        yield _row(arch, {"tokens": (None, 512)}, tile(64, 32, 64, 1024, BEHIND=4), _nvidia(4, 4))
         yield _row(arch, {}, tile(128, 64, 64, 8192), _nvidia(8, 4))
 
 
