@@ -28,8 +28,8 @@ from moe_aiter.problems import GateProblem, make_gate_problem
 from moe_aiter.reference import gate_reference
 from moe_aiter.tuning import ROUTER
 
-# Copies of the weights: 76 MB of Inkling's, 51 of Small's.
-COPIES = 24
+# Copies of the weights: 114 MB of Inkling's, 76 of Small's.
+COPIES = 36
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 4096, 16384)
 ONE_LAUNCH_UP_TO = 512
 ROUTE_SCALE = 8.0
@@ -40,24 +40,34 @@ def select_row(arch: str, tokens: int, warps: int) -> TuningRow:
     return replace(row(arch, {"BLOCK_T": tokens}, warps, 1), options={"num_warps": warps})
 
 
+# Tokens of a tile, for calls of at most so many.
+BLOCKS = {16: (16,), 32: (16, 32), 64: (32, 64), 128: (64,), 512: (64, 128)}
+# By tokens of a tile: experts of a tile, (depth of a step, stages), waves.
+DECODE = {
+    16: ((16, 32), ((128, 3), (128, 5), (256, 3), (256, 5), (512, 3)), (2, 4)),
+    32: ((32, 64), ((128, 4), (128, 6), (256, 3)), (4,)),
+    64: ((32, 64), ((128, 3), (128, 5), (128, 7), (256, 3), (256, 4)), (4,)),
+    128: ((64,), ((64, 4), (64, 6), (128, 3), (128, 4)), (4,)),
+}
+SHARED_BYTES = 200_000
+
+
 def decode_configs(arch: str, tokens: int, hidden: int) -> Iterator[Rows]:
-    """One launch with a wave a token in the programs behind."""
-    blocks = (16,) if tokens <= 16 else (16, 32) if tokens <= 32 else (32, 64, 128)
-    depths = ((64, 4), (128, 3), (128, 5), (256, 3))
-    lengths = (256, 384, 512, 768, 1024, 1536)
-    for m, n, (k, stages), length, warps in itertools.product(
-        blocks, (16, 32, 64), depths, lengths, (4, 8)
-    ):
-        programs = -(-tokens // m) * -(-(EXPERTS + SHARED) // n) * -(-hidden // length)
-        shared_bytes = (m + n) * k * 2 * stages
-        if not 60 <= programs <= 290 or shared_bytes > 200_000 or length % k:
-            continue
-        if stages > max(length // k, 3) or (m > 16 and n < 32) or (m == 16 and n > 32):
-            continue
-        if (m <= 32 and length == 256) or (m > 32 and length == 1536):
-            continue
-        sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length, "BEHIND": warps}
-        yield row(arch, sizes, warps, stages), None
+    """One launch with a wave or half of one a token in the programs behind; about one round of
+    programs on 132 multiprocessors."""
+    for m in next(blocks for most, blocks in BLOCKS.items() if tokens <= most):
+        columns, steps, waves = DECODE[m]
+        for n, (k, stages), length, warps in itertools.product(
+            columns, steps, (512, 768, 1024, 1536, 2048), waves
+        ):
+            programs = -(-tokens // m) * -(-(EXPERTS + SHARED) // n) * (hidden // length)
+            if hidden % length or length % k or not 60 <= programs <= 290:
+                continue
+            if stages > max(length // k + 1, 3) or (m + n) * k * 2 * stages > SHARED_BYTES:
+                continue
+            for behind in (warps, 2 * warps) if m > 32 else (warps,):
+                sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length}
+                yield row(arch, sizes | {"BEHIND": behind}, warps, stages), None
 
 
 def prompt_configs(arch: str, tokens: int, hidden: int) -> Iterator[Rows]:
