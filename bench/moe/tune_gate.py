@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 
 from bench.moe.problems import EXPERTS, MODELS, SHARED, TOP_K
+from bench.moe.run import GATE_COPIES, ROUTE_SCALE
 from bench.moe.timing import time_calls
 from bench.moe.tune import FAILURES, Config, describe, row
 from kernel_base.arch import arch_of_device
@@ -28,11 +29,8 @@ from moe_aiter.problems import GateProblem, make_gate_problem
 from moe_aiter.reference import gate_reference
 from moe_aiter.tuning import ROUTER
 
-# Copies of the weights: 114 MB of Inkling's, 76 of Small's.
-COPIES = 36
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 4096, 16384)
 ONE_LAUNCH_UP_TO = 512
-ROUTE_SCALE = 8.0
 Rows = tuple[TuningRow | None, TuningRow | None]
 
 
@@ -107,7 +105,7 @@ def check(p: GateProblem, run: Callable[[int], tuple], workspace: GateWorkspace)
     # Scores closer than fp32 rounding may swap places.
     same = (ids == want_ids).all(1)
     off = float(((weights.double() - want)[same].norm() / want[same].norm()).nan_to_num(1e9))
-    again = [run(i) for i in range(COPIES)]
+    again = [run(i) for i in range(GATE_COPIES)]
     repeats = all(torch.equal(ids, i) and torch.equal(weights, w) for i, w in again)
     clean = not workspace.tickets.any().item()
     return {
@@ -120,7 +118,7 @@ def sweep(model: str, tokens: int, path: str) -> None:
     """Time every configuration at `tokens`; append a row each to `path`, print the best."""
     arch, hidden = arch_of_device("cuda:0"), MODELS[model][0]
     p = make_gate_problem(tokens, experts=EXPERTS, hidden=hidden, device="cuda")
-    copies = [(p.weight.clone(), p.bias.clone()) for _ in range(COPIES)]
+    copies = [(p.weight.clone(), p.bias.clone()) for _ in range(GATE_COPIES)]
     workspace = GateWorkspace.allocate(p.x.device)
     results = []
     for rows in configs(arch.name, tokens, hidden):
@@ -133,12 +131,12 @@ def sweep(model: str, tokens: int, path: str) -> None:
             )  # fmt: skip
 
         config = Config(table="gate", tokens=tokens, rows=rows)
-        record = {"table": "gate", "model": model, "tokens": tokens, "copies": COPIES}
+        record = {"table": "gate", "model": model, "tokens": tokens, "copies": GATE_COPIES}
         record |= describe(config)
         try:
             record |= check(p, run, workspace)
             if record["ok"]:
-                record |= time_calls(run, COPIES, repeats=7)
+                record |= time_calls(run, GATE_COPIES, repeats=7)
         except FAILURES as problem:
             record["message"] = repr(problem)[:200]
         results.append(record)
