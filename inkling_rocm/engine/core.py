@@ -1,5 +1,5 @@
-"""One step of the engine: schedule, forward, sample, report (step_plan.py plans it). Runs in one
-thread; the Engine's.
+"""One step of the engine: schedule, forward, sample, report (step_plan.py plans it, books.py books
+what it found). Runs in one thread; the Engine's.
 
 With an executor that runs ahead, a step is scheduled and started before the tokens of the previous
 one are read back: a decoding row then takes its input from the device. What follows from that:
@@ -25,14 +25,10 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 
-from torch import Tensor
-
-from inkling_rocm.engine.executor import (
-    Executor,
-    StepResult,
-)
+from inkling_rocm.engine.books import Books
+from inkling_rocm.engine.executor import Executor
 from inkling_rocm.engine.metrics import EngineMetrics, EngineStats
-from inkling_rocm.engine.request import DraftCounts, ErrorCode, FinishReason, Update
+from inkling_rocm.engine.request import FinishReason
 from inkling_rocm.engine.scheduler import Scheduler
 from inkling_rocm.engine.sequence import Request, Sequence
 from inkling_rocm.engine.speculative.stats import SpeculationStats
@@ -68,12 +64,11 @@ class EngineCore:
         self.scheduler = scheduler
         self.metrics = metrics
         self.speculation = speculation
-        self._booked: float | None = None  # when the step before was, if one ran just before
-        self.requests: dict[str, Request] = {}
         self._flight: Flight | None = None
         self._planner = StepPlanner(executor, scheduler, speculation)
-        self._outbox: dict[str, tuple[Request, list[Update]]] = {}
-        self._prompt_tokens = self._generated_tokens = self._finished = 0
+        self._books = Books(scheduler, metrics, speculation)
+        self.requests = self._books.requests
+        self._prompt_tokens = 0
 
     @property
     def idle(self) -> bool:
@@ -91,32 +86,25 @@ class EngineCore:
             return
         request = self.requests[rid]
         if index is None:
-            self._end_request(request, reason)
+            self._books.end(request, reason)
         for sequence in request.sequences:
             if sequence.index == index:
                 if not sequence.finished:
                     sequence.finish(reason)
                 if not sequence.siblings:  # else it still computes the prompt they start from
-                    self._retire(sequence)
-        self._flush()
+                    self._books.retire(sequence)
+        self._books.flush()
 
     def abort_all(self) -> None:
         """End every request."""
         for request in list(self.requests.values()):
-            self._end_request(request, "abort")
-        self._flush()
+            self._books.end(request, "abort")
+        self._books.flush()
 
     def fail_all(self, message: str, arrived: Iterable[Request] = ()) -> None:
         """Report an error to every request, and to those that have `arrived` without being added,
-        when the engine is beyond use: nothing is freed, its books may be what is broken."""
-        for request in (*self.requests.values(), *arrived):
-            for sequence in request.sequences:
-                if not sequence.retired:
-                    sequence.retired = True
-                    sequence.finish("error", error=(message, "engine_failed"))
-                    self._outbox_of(sequence)
-        self.requests.clear()
-        self._flush()
+        when the engine is beyond use."""
+        self._books.fail_all(message, arrived)
 
     def step(self) -> None:
         """Start one forward of whatever is scheduled, and book the one before it; or, where running
@@ -130,7 +118,7 @@ class EngineCore:
                 self._land()
             batch = self.scheduler.schedule()
         if not batch:
-            self._booked = None
+            self._books.pause()
         assert batch or self.idle or self._flight, "sequences wait but none can run"
         flight, error = self._start(batch, as_round)
         self._land()
@@ -139,7 +127,7 @@ class EngineCore:
             self._fail(batch, error)
         if flight is not None and (flight.host_needed or not self.executor.runs_ahead):
             self._land()
-        self._flush()
+        self._books.flush()
         tokens = sum(tokens for _, tokens in batch)
         self.metrics.step(self.stats(), tokens=tokens, seconds=time.perf_counter() - started)
 
@@ -154,9 +142,9 @@ class EngineCore:
             conv_slots_used=scheduler.rings.used,
             conv_slots_total=scheduler.rings.total,
             prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
+            generated_tokens=self._books.generated_tokens,
             preemptions=scheduler.preemptions,
-            requests_finished=self._finished,
+            requests_finished=self._books.finished,
             speculation=None if self.speculation is None else self.speculation.snapshot(),
             prefix_cache=scheduler.cache.stats(),
         )
@@ -192,7 +180,7 @@ class EngineCore:
         if flight is None:
             return
         try:
-            self._book(flight, flight.output.wait())
+            self._books.book(flight, flight.output.wait())
         except STEP_ERRORS as error:
             self._fail(flight.batch, error)
 
@@ -200,129 +188,4 @@ class EngineCore:
         logger.error("a step with %d sequences failed", len(batch), exc_info=error)
         message = f"{type(error).__name__}: {error}"
         for sequence, _ in batch:
-            self._end_request(sequence.request, "error", error=(message, "step_failed"))
-
-    def _book(self, flight: Flight, result: StepResult) -> None:
-        for (sequence, _), found in zip(flight.scored, result.scores, strict=True):
-            request = sequence.request
-            if isinstance(found, Tensor):
-                request.prompt_logits.append(found)
-            else:
-                request.scored += found
-        for sequence in flight.ended:
-            if sequence.finished is None:
-                sequence.finish("length")
-        self._book_drafts(flight, result)
-        self._add_tokens(flight, result)
-        self.scheduler.cache.publish(flight.captures)
-        for sequence in flight.drawn:
-            # Drafts are made for sequences that have a slot, not for continuations that start.
-            sequence.drafts = flight.drafts if sequence.slot else 0
-        for sequence in flight.forks:
-            if sequence.slot:
-                self.scheduler.fork(sequence)
-        for sequence in (*flight.drawn, *flight.ended):
-            if sequence.finished:
-                self._retire(sequence)
-
-    def _book_drafts(self, flight: Flight, result: StepResult) -> None:
-        """Count what was drafted and accepted, and time the round if it was nothing but one."""
-        if self.speculation is None:
-            return
-        now, before = time.perf_counter(), self._booked
-        self._booked = now
-        drafted: list[int] = []
-        accepted: list[int] = []
-        for sequence, tokens, rows in zip(
-            flight.drawn, result.tokens, flight.logit_rows, strict=True
-        ):
-            if sequence in flight.decoding and tokens and not sequence.finished:
-                drafted.append(min(rows - 1, sequence.drafts))
-                accepted.append(len(tokens) - 1)
-                counts = sequence.draft_counts or DraftCounts()
-                sequence.draft_counts = counts.after(drafted[-1], accepted[-1])
-        alone = before is not None and len(flight.decoding) == len(flight.batch)
-        seconds = now - before if alone and before is not None else None
-        self.speculation.book(drafted, accepted, seconds, steps=flight.verified, made=flight.drafts)
-
-    def _add_tokens(self, flight: Flight, result: StepResult) -> None:
-        now = time.perf_counter()
-        row = 0  # of the result's log probabilities
-        for sequence, tokens, rows in zip(
-            flight.drawn, result.tokens, flight.logit_rows, strict=True
-        ):
-            sequence.pending -= 1
-            first, row = row, row + rows
-            if sequence.finished:  # it had ended before this step, or was aborted meanwhile
-                continue
-            if not tokens:
-                sequence.finish("error", error=_why_no_token(sequence))
-                continue
-            sequence.computed += len(tokens) - 1
-            for i, token in enumerate(tokens):
-                sequence.add(token, result.logprobs.get(first + i))
-                self._generated_tokens += 1
-                if sequence.finished:
-                    break
-            if sequence.last_token_time == 0.0:
-                self.metrics.first_token(now - sequence.request.submitted)
-            else:
-                for _ in tokens:
-                    self.metrics.inter_token((now - sequence.last_token_time) / len(tokens))
-            sequence.last_token_time = now
-            if sequence.request.stream and not sequence.finished:
-                self._outbox_of(sequence)
-
-    def _end_request(
-        self,
-        request: Request,
-        reason: FinishReason,
-        *,
-        error: tuple[str, ErrorCode] | None = None,
-    ) -> None:
-        for sequence in request.sequences:
-            if not sequence.finished:
-                sequence.finish(reason, error=error)
-            self._retire(sequence)
-
-    def _retire(self, sequence: Sequence) -> None:
-        """Free a finished sequence and report its end, once."""
-        request = sequence.request
-        self.scheduler.release(sequence)
-        if sequence.retired:
-            return
-        assert sequence.finished is not None
-        sequence.retired = True
-        self._outbox_of(sequence)
-        self._finished += 1
-        self.metrics.finished(
-            sequence.finished,
-            prompt_tokens=sequence.prompt_len,
-            completion_tokens=sequence.generated,
-            seconds=time.perf_counter() - request.submitted,
-        )
-        if all(s.retired for s in request.sequences):
-            self.requests.pop(request.rid, None)
-
-    def _outbox_of(self, sequence: Sequence) -> None:
-        request = sequence.request
-        _, updates = self._outbox.setdefault(request.rid, (request, []))
-        updates.append(sequence.take_update())
-
-    def _flush(self) -> None:
-        """Hand the step's updates to their handles."""
-        for request, updates in self._outbox.values():
-            request.handle.push(updates)
-        self._outbox.clear()
-
-
-def _why_no_token(sequence: Sequence) -> tuple[str, ErrorCode]:
-    """Why nothing could be drawn for a sequence: its own request, if that can have been it."""
-    if not sequence.edits.excludes:
-        return "no token can follow: the logits are not finite", "logits_not_finite"
-    constraint = sequence.constraint
-    fault = None if constraint is None else constraint.fault
-    reason = fault or (
-        "logit_bias, penalties, min_new_tokens and the constraint exclude each other"
-    )
-    return f"no token can follow: {reason}", "no_token_possible"
+            self._books.end(sequence.request, "error", error=(message, "step_failed"))

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 from inkling_rocm.engine.build import build_executor
 from inkling_rocm.engine.collection import short_collections
+from inkling_rocm.engine.free_memory import free_bytes
 from inkling_rocm.engine.load import load_parts
-from inkling_rocm.engine.memory import free_bytes
 from inkling_rocm.engine.ranks import Failed, Ready
 from inkling_rocm.engine.shared_sampler import ToldSampler
 from inkling_rocm.host.comm import connect

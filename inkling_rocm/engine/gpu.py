@@ -14,9 +14,10 @@ from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.buckets import captured_prompts, captured_sizes
 from inkling_rocm.engine.compile_ahead import compiling_ahead, may_compile_ahead
 from inkling_rocm.engine.decode_runner import DecodeRunner
+from inkling_rocm.engine.free_memory import GIB, free_bytes
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
-from inkling_rocm.engine.memory import GIB, MemoryPlan, free_bytes
+from inkling_rocm.engine.memory import MemoryPlan
 from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.prefill_runner import PrefillRunner
 from inkling_rocm.engine.speculative.mtp import MTPDrafter

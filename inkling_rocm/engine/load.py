@@ -24,7 +24,7 @@ from inkling_rocm.config import InklingConfig, load_config
 from inkling_rocm.config_dflash import DFlashConfig
 from inkling_rocm.config_override import parse_override
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.memory import GIB, free_bytes
+from inkling_rocm.engine.free_memory import GIB, free_bytes
 from inkling_rocm.engine.speculative.options import block_draft, draft_depths
 from inkling_rocm.engine.tokenizer import InklingTokenizer, Tokenizer
 from inkling_rocm.model import DraftBlocks, InklingModel

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from inkling_rocm.config import TextConfig
 from inkling_rocm.engine.args import EngineArgs
-from inkling_rocm.engine.other_memory import GIB, NOTHING, OtherMemory, other_memory
+from inkling_rocm.engine.free_memory import GIB, free_bytes
+from inkling_rocm.engine.other_memory import NOTHING, OtherMemory, other_memory
 from inkling_rocm.engine.pages import PagePool
 from inkling_rocm.engine.rings import ConvRings, ring_channels
 from inkling_rocm.host import CONV_STREAMS
@@ -20,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 CPU_LIMIT_BYTES = 4 * GIB
 SNAPSHOTS_A_SEQUENCE, SNAPSHOT_SHARE = 4, 1 / 8  # the default, and the most memory it may take
-MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,39 +63,6 @@ class MemoryPlan:
     @property
     def slots(self) -> int:
         return self.max_running + 1
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated: of the GPU, or of the machine and its control group.
-
-    Raises: ValueError: this platform does not tell.
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free, of_group = _machine_free(MEMINFO), _group_free(CONTROL_GROUP)
-    return max(free if of_group is None else min(free, of_group), 0)
-
-
-def _machine_free(meminfo: Path) -> int:
-    """Linux says what is available; elsewhere (macOS) all physical memory counts."""
-    if meminfo.exists():
-        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError) as error:
-        raise ValueError("this platform does not tell how much memory it has") from error
-
-
-def _group_free(folder: Path) -> int | None:
-    """What the control group may still take; None without a limit. Cached file pages (of a
-    checkpoint just read, above all) are charged to it but given up when memory is wanted."""
-    limit = folder / "memory.max"
-    if not limit.exists() or (most := limit.read_text().strip()) == "max":
-        return None
-    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    cached = int(stat["active_file"]) + int(stat["inactive_file"])
-    return int(most) - (int((folder / "memory.current").read_text()) - cached)
 
 
 def plan_memory(
@@ -148,18 +113,11 @@ def plan_memory(
     budget = max(min(budget - other.kept, free - other.total), 0)
 
     page, size = args.page_size, dtype.itemsize
-    page_bytes = {True: 0, False: 0}  # by layer_is_local
-    slot_bytes = 0
     rounds_ahead = not (args.disable_overlap_schedule or args.disable_radix_cache)
     draft_rows = (3 if rounds_ahead else 2) * draft_depths + block_drafts
-    for layer, is_local in enumerate(text.layer_is_local):
-        attention = text.attention(layer)
-        page_bytes[is_local] += 2 * page * attention.num_kv_heads * attention.head_dim * size
-        channels = sum(ring_channels(text, layer, stream) for stream in CONV_STREAMS)
-        ring_rows = max(text.conv_taps - 1 + draft_rows, 1)
-        slot_bytes += ring_rows * channels * size
+    page_bytes = _page_bytes(text, page, size)
     page_bytes[False] += page * block_token_bytes
-    slot_bytes += 2 * draft_depths * text.hidden_size * size
+    slot_bytes = _ring_bytes(text, draft_rows, size) + 2 * draft_depths * text.hidden_size * size
     # Every sequence's window, the new pages of one prompt chunk, and a page more for each.
     window = text.local_attention.window
     a_sequence = min(max(window - 2 + draft_depths, 0) // page + 2, -(-context // page))
@@ -255,6 +213,22 @@ def plan_memory(
         rounds_ahead=rounds_ahead,
         other=other,
     )
+
+
+def _page_bytes(text: TextConfig, page_size: int, itemsize: int) -> dict[bool, int]:
+    """A page of all layers that share a pool, by layer_is_local."""
+    found = {True: 0, False: 0}
+    for layer, is_local in enumerate(text.layer_is_local):
+        attention = text.attention(layer)
+        found[is_local] += 2 * page_size * attention.num_kv_heads * attention.head_dim * itemsize
+    return found
+
+
+def _ring_bytes(text: TextConfig, draft_tokens: int, itemsize: int) -> int:
+    """The rings of one slot."""
+    layers = range(text.num_layers)
+    channels = sum(ring_channels(text, layer, s) for layer in layers for s in CONV_STREAMS)
+    return max(text.conv_taps - 1 + draft_tokens, 1) * channels * itemsize
 
 
 def build_pools(

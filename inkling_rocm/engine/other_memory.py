@@ -10,8 +10,8 @@ import torch
 from inkling_rocm.config import TextConfig
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.buckets import SHORT_ROW, captured_prompts, captured_sizes
+from inkling_rocm.engine.free_memory import GIB
 
-GIB = 1 << 30
 # A captured kernel on the device, assumed; what a capture takes is logged beside the plan.
 NODE_BYTES = 32 << 10
 NODES_A_LAYER, NODES_A_STEP = 10, 24

@@ -20,10 +20,11 @@ import torch.distributed as dist
 
 from inkling_rocm.engine.args import EngineArgs
 from inkling_rocm.engine.build import build_executor, plan_engine
+from inkling_rocm.engine.free_memory import free_bytes
 from inkling_rocm.engine.gpu import make_sampler
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.local_executor import LocalExecutor
-from inkling_rocm.engine.memory import MemoryPlan, free_bytes
+from inkling_rocm.engine.memory import MemoryPlan
 from inkling_rocm.engine.shared_sampler import SharedSampler
 from inkling_rocm.host.comm import connect
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from inkling_rocm.config import load_config
-from inkling_rocm.engine import Engine, build_core, load, memory
+from inkling_rocm.engine import Engine, build_core, free_memory, load, memory
 from inkling_rocm.engine import other_memory as other_memory_module
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.free_memory import GIB, free_bytes
 from inkling_rocm.engine.gpu import largest_prompts
-from inkling_rocm.engine.memory import GIB, build_pools, free_bytes, plan_memory
+from inkling_rocm.engine.memory import build_pools, plan_memory
 from inkling_rocm.engine.other_memory import other_memory
 from inkling_rocm.model.layer import rank_text
 from tests.engine.tiny import VOCAB, tiny_config, tiny_engine, tiny_mtp_config
@@ -155,14 +156,14 @@ def test_a_control_groups_cached_files_are_free(tmp_path):
     (tmp_path / "memory.max").write_text("4000\n")
     (tmp_path / "memory.current").write_text("3900\n")
     (tmp_path / "memory.stat").write_text("anon 700\nactive_file 200\ninactive_file 3000\n")
-    assert memory._group_free(tmp_path) == 3300
+    assert free_memory._group_free(tmp_path) == 3300
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory._group_free(tmp_path) is None
-    assert memory._group_free(tmp_path / "none") is None
+    assert free_memory._group_free(tmp_path) is None
+    assert free_memory._group_free(tmp_path / "none") is None
 
 
 def test_a_platform_without_proc_still_tells(tmp_path):
-    assert memory._machine_free(tmp_path / "meminfo") >= free_bytes(CPU)
+    assert free_memory._machine_free(tmp_path / "meminfo") >= free_bytes(CPU)
 
 
 def test_the_plan_is_logged(monkeypatch, caplog):

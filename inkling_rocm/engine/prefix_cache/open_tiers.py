@@ -9,8 +9,8 @@ import torch
 
 from inkling_rocm.checkpoint.demo import resolve_model_path
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.free_memory import GIB, free_bytes
 from inkling_rocm.engine.load import EngineParts
-from inkling_rocm.engine.memory import GIB, free_bytes
 from inkling_rocm.engine.prefix_cache.blocks import block_bytes_for
 from inkling_rocm.engine.prefix_cache.cache import PrefixCache
 from inkling_rocm.engine.prefix_cache.disk_store import DiskStore, make_folder

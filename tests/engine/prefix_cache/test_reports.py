@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from inkling_rocm.engine import EngineArgs
-from inkling_rocm.engine.memory import GIB, build_pools, plan_memory
+from inkling_rocm.engine.free_memory import GIB
+from inkling_rocm.engine.memory import build_pools, plan_memory
 from inkling_rocm.server.metrics import PrometheusMetrics, exposition, watch
 from tests.engine.tiny import tiny_config, tiny_engine
 
