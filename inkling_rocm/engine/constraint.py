@@ -23,6 +23,22 @@ ANY_JSON_OBJECT = '{"type": "object"}'
 # One space, or a new line with its indentation: enough for every common layout, and a model cannot
 # fill its budget with white space.
 JSON_WHITE_SPACE = r" |\r?\n[ \t]{0,64}"
+# Compiling takes time in proportion to the square of a schema's properties: at this size, some
+# thousand of them, 2 s of one core, at the 16 MB that a request may have hours. It cannot be ended.
+MAX_GRAMMAR_BYTES = 256 * 1024
+
+
+def why_too_large(text: str) -> str | None:
+    """Why a schema, regex or grammar is not compiled; None = it is."""
+    size = len(text.encode())
+    if size <= MAX_GRAMMAR_BYTES:
+        return None
+    return f"{size} bytes; at most {MAX_GRAMMAR_BYTES} are compiled, leave out what need not hold"
+
+
+def brief(problem: str) -> str:
+    """What llguidance says, without the state and the whole grammar that it adds."""
+    return problem.splitlines()[0][:300] if problem.strip() else "not accepted"
 
 
 class Constraint:
@@ -67,14 +83,14 @@ class Constraint:
         if self._closed or token in self._turn_end:
             return None
         if not self._matcher.consume_token(token):
-            return f"no token can follow token {token}: {self._matcher.get_error()}"
+            return f"no token can follow token {token}: {brief(self._matcher.get_error())}"
         self._closed = token in self._block_end
         return None
 
     @property
     def fault(self) -> str | None:
         """What broke the grammar, if something did."""
-        return self._matcher.get_error() if self._matcher.is_error() else None
+        return brief(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def allowed(self) -> NDArray | None:
         """bool [vocabulary] of permitted next tokens; None while the constraint has not begun."""
@@ -129,6 +145,8 @@ class ConstraintCompiler:
         from llguidance import LLMatcher
 
         (name, text), *_ = given
+        if too_large := why_too_large(text):
+            raise RequestError(f"{name}: {too_large}", code="invalid_schema", param=name)
         try:
             if name == "grammar":
                 grammar = LLMatcher.grammar_from_lark(text)
@@ -144,7 +162,7 @@ class ConstraintCompiler:
         block_end = () if name == "grammar" else self._block_end
         matcher = LLMatcher(self._token_table(block_end), grammar, log_level=0)
         if matcher.is_error():
-            message = f"{name}: {matcher.get_error()}"
+            message = f"{name}: {brief(matcher.get_error())}"
             raise RequestError(message, code="invalid_schema", param=name)
         return Constraint(
             matcher,

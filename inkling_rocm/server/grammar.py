@@ -14,7 +14,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from inkling_rocm.engine.constraint import JSON_WHITE_SPACE
+from inkling_rocm.engine.constraint import JSON_WHITE_SPACE, brief, why_too_large
 from inkling_rocm.server import blocks
 from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import Tool
@@ -76,9 +76,11 @@ def json_answer(schema: dict[str, Any], param: str) -> str:
 
 def regex_answer(pattern: str, param: str) -> str:
     """An answer that matches a regular expression. Raises: as json_answer."""
-    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
+    problem = why_too_large(pattern)
+    if problem is None:
+        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
     if problem:
-        raise ApiError(f"Invalid regex: {_brief(problem)}", code="invalid_regex", param=param)
+        raise ApiError(f"Invalid regex: {brief(problem)}", code="invalid_regex", param=param)
     return f"answer: /{_DELIMITERS.sub(_in_literal, pattern)}/"
 
 
@@ -104,6 +106,10 @@ def tool_calls(
     names = " | ".join(f"call_{number}" for number in range(len(tools)))
     more = f"(<[{blocks.MESSAGE_MODEL}]> call)*" if parallel else ""
     rules = [f"calls: call {more}", f"call: ({names}) <[{blocks.END_MESSAGE}]>"]
+    parameters = [tool.function.parameters or {} for _, tool in tools]
+    if enforce_parameters and (problem := why_too_large(json.dumps(parameters))):
+        message = f"The tools' parameters together: {problem}"
+        raise ApiError(message, code="invalid_json_schema", param="tools")
     for number, (index, tool) in enumerate(tools):
         name = json.dumps(tool.function.name)
         schema: dict[str, Any] = {"type": "object"}
@@ -122,14 +128,12 @@ def tool_calls(
 def check_schema(schema: dict[str, Any], param: str) -> None:
     """Raises: ApiError: 400, not a schema the grammar engine can enforce, and why."""
     try:
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False))
-        problem = LLMatcher.validate_grammar(grammar)
+        text = json.dumps(schema, allow_nan=False)
+        problem = why_too_large(text)
+        if problem is None:
+            problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
     except (ValueError, RecursionError) as error:
         problem = str(error)
     if problem:
         code = "invalid_json_schema"
-        raise ApiError(f"Invalid JSON schema: {_brief(problem)}", code=code, param=param)
-
-
-def _brief(problem: str) -> str:
-    return problem.splitlines()[0][:300] if problem.strip() else "not accepted"
+        raise ApiError(f"Invalid JSON schema: {brief(problem)}", code=code, param=param)

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from inkling_rocm.engine import RequestError, SamplingParams
-from inkling_rocm.engine.constraint import Constraint, ConstraintCompiler
+from inkling_rocm.engine.constraint import MAX_GRAMMAR_BYTES, Constraint, ConstraintCompiler
 from tests.engine.history_model import (
     ANSWER,
     BLOCK_END,
@@ -120,7 +120,10 @@ def test_white_space_cannot_go_on_for_ever(compiler):
         {"json_schema": '{"type": 5}'},
         {"regex": "(["},
         {"grammar": "start: nothing"},
+        {"json_schema": json.dumps({"enum": ["x" * MAX_GRAMMAR_BYTES]})},
+        {"regex": "a" * (MAX_GRAMMAR_BYTES + 1)},
     ],
+    ids=lambda params: str(params)[:40],
 )
 def test_invalid_constraints_are_refused_before_anything_runs(engine, params):
     with pytest.raises(RequestError) as caught:
@@ -175,7 +178,7 @@ class ExhaustedMatcher:
         return self.left <= 0
 
     def get_error(self):
-        return "lexer fuel exhausted"
+        return "lexer fuel exhausted\n<state>a page</state><grammar>all of it</grammar>"
 
 
 def test_a_parser_limit_ends_its_own_request_only():
@@ -190,7 +193,7 @@ def test_a_parser_limit_ends_its_own_request_only():
     assert good.handle.reasons() == {0: "length"}
     assert bad.handle.reasons() == {0: "error"}
     assert len(bad.handle.tokens()) == 2
-    assert "lexer fuel exhausted" in bad.handle.updates[-1].error
+    assert bad.handle.updates[-1].error.endswith("lexer fuel exhausted")
     assert_empty(core)
 
 

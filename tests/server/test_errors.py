@@ -148,6 +148,14 @@ def test_bad_schemas(http, bad):
     check(http.post(CHAT, json=body), 400, "response_format.json_schema.schema")
 
 
+def test_schemas_that_would_take_minutes_to_compile(http):
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(10_000)}}
+    body = {"messages": HI, "response_format": schema(wide)}
+    answer = http.post(CHAT, json=body)
+    check(answer, 400, "response_format.json_schema.schema")
+    assert "at most 262144 are compiled" in answer.json()["error"]["message"]
+
+
 def test_bad_tool_parameters(http):
     function = {"name": "f", "parameters": {"properties": {"a": {"type": "nonsense"}}}}
     body = {"messages": HI, "tools": [{"type": "function", "function": function}]}

@@ -6,6 +6,7 @@ from inkling_rocm.engine.constraint import ConstraintCompiler
 from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.server import grammar
 from inkling_rocm.server.blocks import END_OF_TEXT, END_SAMPLING
+from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import Tool
 from tests.server.scripted import TOKENIZER, encode
 
@@ -143,3 +144,16 @@ def test_a_regex_means_the_same_inside_the_turn(pattern, fits, differs):
     opener = f"{MODEL}<content_text>"
     assert accepts(f"{opener}{fits}{END}{TURN_END}", lark)
     assert not accepts(f"{opener}{differs}{END}{TURN_END}", lark)
+
+
+def test_parameters_of_all_tools_have_a_limit():
+    half = {"properties": {f"p{i}": {"type": "string"} for i in range(5_000)}}
+    tools = [
+        (i, Tool.model_validate({"function": {"name": f"f{i}", "parameters": half}}))
+        for i in (0, 1)
+    ]
+    grammar.tool_calls(tools[:1], parallel=True, enforce_parameters=True)
+    grammar.tool_calls(tools, parallel=True, enforce_parameters=False)
+    with pytest.raises(ApiError, match=r"together: .* at most 262144 are compiled") as caught:
+        grammar.tool_calls(tools, parallel=True, enforce_parameters=True)
+    assert caught.value.param == "tools"
