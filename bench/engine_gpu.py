@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from tqdm import tqdm
 
 from bench.engine.gaps import Window, collections_noted, meanwhile, spans_of
 from inkling_rocm.bench.rows import append_rows, machine
@@ -143,9 +144,10 @@ def main() -> None:
         print(json.dumps({"start_s": round(time.perf_counter() - started, 1)}), flush=True)
         # All times first: graphs are slower in a process in which a profiler has run.
         timed = {
-            batch: measure(engine, batch, options.prompt, options.steps, 0) for batch in batches
+            batch: measure(engine, batch, options.prompt, options.steps, 0)
+            for batch in tqdm(batches, desc="timing", unit="batch")
         }
-        for batch in batches:
+        for batch in tqdm(batches, desc="profiling", unit="batch"):
             row = measure(engine, batch, options.prompt, options.steps, options.windows)
             row |= timed[batch]
             row |= {"graphs": not options.disable_cuda_graph}

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from inkling_rocm.bench.rows import ceilings
 from inkling_rocm.bench.timing import eager_us, graph_us
 from inkling_rocm.engine.args import EngineArgs
+from inkling_rocm.engine.compile_ahead import compiling_ahead, may_compile_ahead
 from inkling_rocm.engine.host import EmbeddedHost
 from inkling_rocm.engine.load import EngineParts
 from inkling_rocm.engine.memory import build_pools, plan_memory
@@ -114,13 +116,24 @@ class LayerBench:
     @torch.inference_mode()
     def measure(self, cases: Iterable[Case]) -> Iterator[Measurement]:
         """Times of the cases, all of them before the first is profiled: once a profiler has been
-        attached, every later launch of the process is slower, 1.5 us on an H200."""
-        found = [self._timed(case) for case in cases]
+        attached, every later launch of the process is slower, 1.5 us on an H200. Bars on stderr say
+        how far it is."""
+        cases = tuple(cases)
+        self._compile(cases)
+        found = [self._timed(case) for case in tqdm(cases, desc="timing", unit="case")]
         on_gpu, layers = self.parts.device.type == "cuda", len(self.parts.model.layers)
-        for one in found:
+        for one in tqdm(found, desc="op by op", unit="case"):
             one.ops = self._ops(one.case, self.prepare(one.case), on_gpu=on_gpu)
             one.floor_us = sum(op.floor_us for op in one.ops.values()) / layers or None
             yield one
+
+    def _compile(self, cases: tuple[Case, ...]) -> None:
+        """Have the kernels of all cases compiled side by side."""
+        if self.parts.device.type == "cpu" or not may_compile_ahead(self.parts.model.ops):
+            return
+        with compiling_ahead():
+            for case in cases:
+                self.prepare(case)()
 
     def _timed(self, case: Case) -> Measurement:
         on_gpu, layers = self.parts.device.type == "cuda", len(self.parts.model.layers)

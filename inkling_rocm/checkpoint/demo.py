@@ -168,6 +168,7 @@ def user_cache_dir() -> Path:
 
 
 def _write(folder: Path) -> None:
+    print(f"writing the demo checkpoint to {folder.parent.parent}, once", file=sys.stderr)
     config = demo_config()
     weights = allocate(
         config, dtype=torch.bfloat16, device="cpu", parts=("text", "mtp", "audio", "vision")
