@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bench.rows import evidence
 
 FILE = "tensor_parallel_h200_2026-11-30.jsonl"
@@ -18,7 +20,8 @@ def ranks(rows: list[dict]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     alone: dict[str, float] = {}
-    for row in rows:
+    modes = [row["mode"] for row in rows]
+    for row in sorted(rows, key=lambda row: (modes.index(row["mode"]), row.get("batch", math.inf))):
         time = row.get("step_ms", row.get("first_token_ms"))
         if time is None:
             continue

@@ -68,15 +68,15 @@ def steps(rows: list[dict]) -> str:
         "the longest, us | gaps inside the graph | device activities | evidence |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        if row["op"] == "engine_decode":
-            lines.append(
-                f"| {row['batch']} ({row['layers']} layers) | {_yes(row['graphs'])} | "
-                f"{_yes(row['ahead'])} | {row['step_ms']} | {row['tokens_per_s']} | "
-                f"{100 * row['host_gap_share']:.2f} % | {row.get('longest_gap_us', '-')} | "
-                f"{100 * row['graph_gap_share']:.2f} % | {row['device_activities_a_step']} | "
-                f"{evidence(row)} |"
-            )
+    decode = [row for row in rows if row["op"] == "engine_decode"]
+    for row in sorted(decode, key=lambda row: (not row["graphs"], not row["ahead"], row["batch"])):
+        lines.append(
+            f"| {row['batch']} ({row['layers']} layers) | {_yes(row['graphs'])} | "
+            f"{_yes(row['ahead'])} | {row['step_ms']} | {row['tokens_per_s']} | "
+            f"{100 * row['host_gap_share']:.2f} % | {row.get('longest_gap_us', '-')} | "
+            f"{100 * row['graph_gap_share']:.2f} % | {row['device_activities_a_step']} | "
+            f"{evidence(row)} |"
+        )
     return "\n".join(lines)
 
 
