@@ -18,7 +18,7 @@ part() {
     timeout "$seconds" "$@" >"$out/$name.log" 2>&1 || { failed=1; echo "failed, see $out/$name.log"; }
     tail -n 4 "$out/$name.log"
 }
-bench() { python -c 'from inkling_rocm.cli.main import main; main()' bench "$@"; }
+bench() { python -m inkling_rocm bench "$@"; }
 export -f bench
 
 # Correctness before speed: the engine's tests on this GPU.

@@ -59,6 +59,12 @@ class HttpClient:
         outcome = Outcome(prompt_len=len(task.prompt_ids), sent=time.perf_counter())
         try:
             self._run(task, outcome)
+        except ConnectionRefusedError:
+            where = f"{self._url.scheme}://{self._url.netloc}"
+            outcome.error = (
+                f"nothing listens at {where}; start the server, or name it with --base-url or "
+                "--host and --port"
+            )
         except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             outcome.error = f"{type(error).__name__}: {error}"
         return outcome

@@ -180,4 +180,4 @@ def test_a_server_that_is_not_there_is_told():
     words = ["bench", "serving", "--port", "9", "--num-prompts", "1"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1
-    assert "no request succeeded" in done.output
+    assert "no request succeeded: nothing listens at http://127.0.0.1:9;" in done.output
