@@ -13,7 +13,6 @@ from gcn_emulator.parser import Program
 
 LDS_BYTES = {"gfx942": 64 * 1024, "gfx950": 160 * 1024}
 LDS_GRANULE = {"gfx942": 512, "gfx950": 1280}
-CACHE_LINE = 128
 SIMDS_PER_CU = 4
 MAX_WAVES_PER_SIMD = 8
 UNIFIED_VGPRS = 512

@@ -1,8 +1,8 @@
 """Architecture facts as data.
 
-One row per architecture. Code never asks "is this AMD?"; it asks for a fact (wave size, LDS, matrix
-shapes) of the architecture that was resolved once, at start-up. Peak figures are the vendors'
-datasheet numbers: they size floors and launch grids and are never reported as measurements.
+One row per architecture, which is resolved once, at start-up. Code asks it for a fact (wave size,
+LDS); for the vendor only where instructions differ. Peak figures are the vendors' datasheet
+numbers: they size floors and launch grids and are never reported as measurements.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ class Arch:
         xcds: dies with an L2 of their own; workgroup i starts on XCD i % xcds.
         lds_bytes: most LDS (shared memory) one workgroup may allocate.
         vgprs: 32-bit vector registers a thread may use without spilling.
-        l2_bytes: L2 per XCD.
         hbm_bytes_per_s, bf16_flops: datasheet peaks of the largest product.
-        fp8: encoding of 8-bit floats: "fnuz", "ocp" or None.
-        bf16_matrix_shapes: (M, N, K) of the bf16 matrix instructions.
     """
 
     name: str
@@ -39,15 +36,11 @@ class Arch:
     xcds: int
     lds_bytes: int
     vgprs: int
-    l2_bytes: int
     hbm_bytes_per_s: float
     bf16_flops: float
-    fp8: Literal["fnuz", "ocp"] | None
-    bf16_matrix_shapes: tuple[tuple[int, int, int], ...]
 
 
 _KIB = 1024
-_MIB = 1024 * 1024
 
 ARCHS: dict[str, Arch] = {
     arch.name: arch
@@ -61,11 +54,8 @@ ARCHS: dict[str, Arch] = {
             xcds=8,
             lds_bytes=64 * _KIB,
             vgprs=512,
-            l2_bytes=4 * _MIB,
             hbm_bytes_per_s=6.0e12,
             bf16_flops=1.307e15,
-            fp8="fnuz",
-            bf16_matrix_shapes=((16, 16, 16), (32, 32, 8)),
         ),
         Arch(
             name="gfx950",
@@ -76,11 +66,8 @@ ARCHS: dict[str, Arch] = {
             xcds=8,
             lds_bytes=160 * _KIB,
             vgprs=512,
-            l2_bytes=4 * _MIB,
             hbm_bytes_per_s=8.0e12,
             bf16_flops=2.5e15,
-            fp8="ocp",
-            bf16_matrix_shapes=((16, 16, 32), (32, 32, 16)),
         ),
         Arch(
             name="sm80",
@@ -91,11 +78,8 @@ ARCHS: dict[str, Arch] = {
             xcds=1,
             lds_bytes=163 * _KIB,
             vgprs=255,
-            l2_bytes=40 * _MIB,
             hbm_bytes_per_s=2.0e12,
             bf16_flops=3.12e14,
-            fp8=None,
-            bf16_matrix_shapes=((16, 8, 16),),
         ),
         Arch(
             name="sm90",
@@ -106,11 +90,8 @@ ARCHS: dict[str, Arch] = {
             xcds=1,
             lds_bytes=227 * _KIB,
             vgprs=255,
-            l2_bytes=50 * _MIB,
             hbm_bytes_per_s=4.8e12,
             bf16_flops=9.9e14,
-            fp8="ocp",
-            bf16_matrix_shapes=((64, 256, 16),),
         ),
         Arch(
             name="sm100",
@@ -121,11 +102,8 @@ ARCHS: dict[str, Arch] = {
             xcds=1,
             lds_bytes=227 * _KIB,
             vgprs=255,
-            l2_bytes=126 * _MIB,
             hbm_bytes_per_s=8.0e12,
             bf16_flops=2.25e15,
-            fp8="ocp",
-            bf16_matrix_shapes=((128, 256, 16),),
         ),
         Arch(
             name="cpu",
@@ -136,11 +114,8 @@ ARCHS: dict[str, Arch] = {
             xcds=1,
             lds_bytes=0,
             vgprs=0,
-            l2_bytes=0,
             hbm_bytes_per_s=0.0,
             bf16_flops=0.0,
-            fp8="ocp",
-            bf16_matrix_shapes=(),
         ),
     )
 }

@@ -46,7 +46,6 @@ class DecodeWorkspace:
         num_kv_heads: int,
         max_rows: int,
         head_dim: int,
-        arch: Arch | str | None = None,
     ) -> DecodeWorkspace:
         """Enough for batches of `max_requests` with `max_rows` rows (h / g times the most query
         tokens) a request and K/V head."""

@@ -195,7 +195,7 @@ class LayerBench:
             total = found.setdefault(op, OpTotal())
             moved = call_bytes(op, args, kwargs, result)
             if op == "experts":
-                moved = _expert_bytes(moved, args, kwargs, self.parts.model)
+                moved = _expert_bytes(moved, args, kwargs)
             flops = _flops(op, args, kwargs, case, self.parts.model)
             total.calls += 1
             total.bytes += moved
@@ -252,7 +252,7 @@ class watching:
             vars(layer).update(before)
 
 
-def _expert_bytes(upper: int, args: tuple, kwargs: dict, model: InklingModel) -> int:
+def _expert_bytes(upper: int, args: tuple, kwargs: dict) -> int:
     """call_bytes counts every choice as another expert; here those that were really chosen."""
     w13, w2 = kwargs["w13"], kwargs["w2"]
     if w13 is None:

@@ -32,7 +32,6 @@ class BatchMeta:
         q_start: int32 [B], absolute position of the row's first token.
         kv_len: int32 [B] = q_start + q_len: keys visible to the row's last token.
         token_row: int32 [T], row of each token.
-        logit_rows: int64 [n], tokens whose logits are wanted; None = all.
         memo: index tensors that torch reference ops derive once and reuse in every layer of this
             forward, by what they describe.
     """
@@ -48,7 +47,6 @@ class BatchMeta:
     q_start: Tensor
     kv_len: Tensor
     token_row: Tensor
-    logit_rows: Tensor | None = None
     memo: dict[tuple, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -65,7 +63,6 @@ class KVCacheView:
         slot: int64 [T], flat write slot page * page_size + offset; 0 = no side effects for this
             token.
         window: visible keys including the current one; 0 = all.
-        k_scale, v_scale: dequantisation factors of an 8-bit cache.
     """
 
     k: Tensor
@@ -75,8 +72,6 @@ class KVCacheView:
     first_page: Tensor
     slot: Tensor
     window: int
-    k_scale: float = 1.0
-    v_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,6 @@ def sample_rows(
     *,
     arch: str,
     logprobs: bool = False,
-    tokens_out: Tensor | None = None,
     tuning: tuple[TuningRow | None, ...] = (None,) * 6,
 ) -> tuple[Tensor, Tensor | None]:
     """Draw one token a row: six launches, no host synchronisation, capturable.
@@ -111,15 +110,12 @@ def sample_rows(
     Args:
         logits_nV: fp32 [n, V], V contiguous; left as they are.
         logprobs: also the log probability of each token under the softmax of the raw logits.
-        tokens_out: int64 [n].
         tuning: launch configurations to force: scan, bound, count, gather, cut, draw.
     Returns: tokens int64 [n], -1 where the row has no finite logit; log probabilities fp32 [n].
     In place: rows.edits.counts.
     Raises: ValueError: an argument does not fit, or there is no tuning row for arch.
     """
-    sampled = launch_sampling(
-        logits_nV, rows, arch=arch, logprobs=logprobs, tokens_out=tokens_out, tuning=tuning
-    )
+    sampled = launch_sampling(logits_nV, rows, arch=arch, logprobs=logprobs, tuning=tuning)
     return sampled.tokens, sampled.logprobs
 
 
@@ -129,7 +125,6 @@ def launch_sampling(
     *,
     arch: str,
     logprobs: bool = False,
-    tokens_out: Tensor | None = None,
     drafts_BN: Tensor | None = None,
     tuning: tuple[TuningRow | None, ...] = (None,) * 6,
 ) -> Sampled:
@@ -145,9 +140,7 @@ def launch_sampling(
     _check(logits_nV, rows)
     e = rows.edits
     sampled = Sampled(
-        tokens=torch.empty(n, dtype=torch.int64, device=device)
-        if tokens_out is None
-        else tokens_out,
+        tokens=torch.empty(n, dtype=torch.int64, device=device),
         logprobs=torch.empty(n, dtype=torch.float32, device=device) if logprobs else None,
         facts=torch.empty(n, 8, dtype=torch.int32, device=device),
         edited=None if e is None else torch.empty(n, V, dtype=torch.float32, device=device),

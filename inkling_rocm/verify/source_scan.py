@@ -63,10 +63,10 @@ def jit_functions(source: str, module: str) -> list[JitFunction]:
     return found
 
 
-def package_jit_functions(packages: Iterable[str] = PACKAGES) -> list[JitFunction]:
-    """The jit functions of installed packages, from their sources."""
+def package_jit_functions() -> list[JitFunction]:
+    """The jit functions of this project's packages, from their sources."""
     found = []
-    for package in packages:
+    for package in PACKAGES:
         spec = find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise ValueError(f"package {package!r} is not installed: nothing to scan")

@@ -10,7 +10,7 @@ PAIRS = [(a, b) for a in VALUES[::2] for b in VALUES[1::3]]
 VALUES64 = [0, 1, FULL, 1 << 63, (1 << 63) - 1, 0xFFFFFFFF, 1 << 32] + [
     int(x) for x in RNG.integers(0, 2**63, 6)
 ]
-S32, U33 = range(-(2**31), 2**31), range(2**32)
+S32 = range(-(2**31), 2**31)
 
 
 def fits(value):
