@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from kernel_base.device import arrive
 from triton_attn.decode_merge import fold, merge_here, store_partial, store_rows, units_of
-from triton_attn.tiles import LOG2E, drain_stores, load_rows, softmax_step, visible_keys
+from triton_attn.tiles import LOG2E, load_rows, softmax_step, visible_keys
 
 
 @triton.jit
@@ -248,13 +249,9 @@ def _decode_kernel(
     if parts == 1 or not MERGE_HERE:
         return
 
-    # The last program of this request, K/V head and row block merges. Every wave's stores must be
-    # out before the ticket is drawn.
-    drain_stores(block_rows, AMD)
-    tl.debug_barrier()
+    # The last program of this request, K/V head and row block merges.
     ticket_ptr += pair * ROW_BLOCKS + row_block
-    ticket = tl.atomic_add(ticket_ptr, 1, sem="acq_rel", scope="gpu")
-    if ticket < programs - 1:
+    if arrive(ticket_ptr, block_rows, AMD) < programs - 1:
         return
     tl.debug_barrier()
     tl.store(ticket_ptr, 0)

@@ -4,8 +4,6 @@ step."""
 import triton
 import triton.language as tl
 
-from kernel_base.device import drain_stores as drain_stores
-
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
