@@ -1,4 +1,4 @@
-"""How requests end: stop ids and strings, aborts, shutdown, failing steps, engines that are gone."""
+"""How requests end: stop ids and strings, aborts, shutdown, failing steps, an engine that ended."""
 
 import threading
 
