@@ -183,16 +183,17 @@ def _router():
         yield _row(arch, {"bits": 32, "tokens": (None, 512)}, few, _nvidia(8, 3))
         yield _row(arch, {"bits": 32}, tile(16, 32, 64, 512), _nvidia(8, 3))
         if arch == "sm90":
-            for tokens, sizes, stages in (
-                (16, (16, 16, 256, 1024), 3),
-                (32, (16, 32, 256, 1024), 3),
-                (64, (64, 32, 256, 512), 3),
-                (128, (64, 32, 128, 1024), 5),
-                (256, (64, 64, 128, 1024), 5),
-                (512, (128, 64, 128, 1024), 3),
+            for tokens, sizes, warps, stages in (
+                (16, (16, 32, 256, 512), 2, 3),
+                (32, (16, 32, 512, 1024), 2, 3),
+                (64, (64, 32, 256, 512), 4, 3),
+                (128, (64, 32, 128, 1024), 4, 5),
+                (256, (64, 64, 128, 1024), 4, 5),
+                (512, (128, 64, 64, 1024), 4, 6),
             ):
-                sizes = tile(*sizes, BEHIND=4)
-                yield _measured({"tokens": (None, tokens)}, sizes, _nvidia(4, stages))
+                yield _measured(
+                    {"tokens": (None, tokens)}, tile(*sizes, BEHIND=warps), _nvidia(warps, stages)
+                )
             # Slices such that 128 programs, or fewer, are one round of the multiprocessors.
             yield _measured({"tokens": (None, 2048), "bulk": True}, _hopper_router(768), {})
             yield _measured({"tokens": (None, 4096), "bulk": True}, _hopper_router(1536), {})

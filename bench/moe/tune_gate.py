@@ -39,20 +39,20 @@ def select_row(arch: str, tokens: int, warps: int) -> TuningRow:
 
 
 # Tokens of a tile, for calls of at most so many.
-BLOCKS = {16: (16,), 32: (16, 32), 64: (32, 64), 128: (64,), 512: (64, 128)}
+BLOCKS = {16: (16,), 64: (16, 32, 64), 128: (32, 64), 512: (64, 128)}
 # By tokens of a tile: experts of a tile, (depth of a step, stages), waves.
 DECODE = {
-    16: ((16, 32), ((128, 3), (128, 5), (256, 3), (256, 5), (512, 3)), (2, 4)),
-    32: ((32, 64), ((128, 4), (128, 6), (256, 3)), (4,)),
-    64: ((32, 64), ((128, 3), (128, 5), (128, 7), (256, 3), (256, 4)), (4,)),
-    128: ((64,), ((64, 4), (64, 6), (128, 3), (128, 4)), (4,)),
+    16: ((16, 32, 64), ((128, 5), (256, 3), (256, 4), (512, 2), (512, 3)), (1, 2)),
+    32: ((32, 64), ((128, 4), (256, 3), (256, 4)), (2, 4)),
+    64: ((32, 64), ((128, 5), (256, 3)), (4,)),
+    128: ((64,), ((64, 4), (64, 6), (128, 3)), (4,)),
 }
 SHARED_BYTES = 200_000
 
 
 def decode_configs(arch: str, tokens: int, hidden: int) -> Iterator[Rows]:
-    """One launch with a wave or half of one a token in the programs behind; about one round of
-    programs on 132 multiprocessors."""
+    """One launch with a wave a token in the programs behind; about one round of programs on 132
+    multiprocessors."""
     for m in next(blocks for most, blocks in BLOCKS.items() if tokens <= most):
         columns, steps, waves = DECODE[m]
         for n, (k, stages), length, warps in itertools.product(
@@ -63,9 +63,8 @@ def decode_configs(arch: str, tokens: int, hidden: int) -> Iterator[Rows]:
                 continue
             if stages > max(length // k + 1, 3) or (m + n) * k * 2 * stages > SHARED_BYTES:
                 continue
-            for behind in (warps, 2 * warps) if m > 32 else (warps,):
-                sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length}
-                yield row(arch, sizes | {"BEHIND": behind}, warps, stages), None
+            sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": length}
+            yield row(arch, sizes | {"BEHIND": warps}, warps, stages), None
 
 
 def prompt_configs(arch: str, tokens: int, hidden: int) -> Iterator[Rows]:
