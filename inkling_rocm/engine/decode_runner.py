@@ -145,12 +145,13 @@ class DecodeRunner:
         return bucket.hidden, bucket.host, None if step.edited else bucket.tokens[:n]
 
     def compile(self) -> None:
-        """Everything that launches kernels in a step but the draw, over every bucket; the largest
-        first, because scratch memory that was outgrown is kept."""
+        """Everything that launches kernels in a step, over every bucket; the largest first, because
+        scratch memory that was outgrown is kept."""
         for size in reversed(self.buckets):
             bucket = self._bucket(size)
             self._forward(bucket)
-            self._model.logits(bucket.hidden, bucket.host)
+            logits_BV = self._model.logits(bucket.hidden, bucket.host)
+            self._sampler.draw(logits_BV, bucket.tensors.next_position)
 
     def capture(self) -> None:
         """Record one graph a bucket."""

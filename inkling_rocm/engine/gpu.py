@@ -134,9 +134,6 @@ def _prepare(
             if getattr(args, name) is not None:
                 logger.warning("%s has no effect: a CPU has no graphs", name)
         return None
-    if may_compile_ahead(parts.model.ops):
-        with compiling_ahead(progress=host.comm.tp_rank == 0):
-            _prompt_steps(parts, plan, host)
     _warm_up(parts, plan, host)
     reason = "--disable-cuda-graph" if args.disable_cuda_graph else None
     reason = reason or why_not_captured(parts.model.ops)
@@ -173,9 +170,12 @@ def largest_prompts(plan: MemoryPlan, pools: tuple[PagePool, ...]) -> tuple[int,
 
 
 def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
-    """Compute prompts of the usual sizes: it loads their kernels and shows that the largest forward
-    fits."""
+    """Compute prompts of the usual sizes: it compiles their kernels (which Triton keeps on disk for
+    the next start) and shows that the largest forward fits."""
     before, started = free_bytes(parts.device), time.perf_counter()
+    if may_compile_ahead(parts.model.ops):
+        with compiling_ahead(progress=host.comm.tp_rank == 0):
+            _prompt_steps(parts, plan, host)
     most = _prompt_steps(parts, plan, host, progress=host.comm.tp_rank == 0)
     logger.info(
         "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB (%.3f planned)",
