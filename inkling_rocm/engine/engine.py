@@ -26,7 +26,7 @@ from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.engine.sequence import Request
 from inkling_rocm.engine.sequence import Sequence as Continuation
 from inkling_rocm.engine.sglang_form import Generation
-from inkling_rocm.engine.validate import check_request, token_ids
+from inkling_rocm.engine.validate import check_request, integer, plain_params, token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +132,8 @@ class Engine:
         Raises: RequestError: it can never run, or not now ("queue_full", "shutting_down").
         """
         prompt = token_ids(prompt_ids, "prompt_ids")
+        params = plain_params(params)
+        logprobs = None if logprobs is None else integer("logprobs", logprobs)
         check_request(
             prompt,
             params,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,6 +18,8 @@ _RANGES = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
 }
+_INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "n")
+_REALS = (*_RANGES, "repetition_penalty")
 
 
 def token_ids(given: Any, name: str) -> list[int]:
@@ -44,8 +47,7 @@ def check_request(
     vocabulary: int,
     has_tokenizer: bool,
 ) -> None:
-    """Raises: RequestError: the first thing that is wrong."""
-    _check_types(params, logprobs)
+    """Raises: RequestError: the first thing that is wrong. Args: params: plain_params'."""
     _check_ids(prompt_ids, vocabulary)
     _check_lengths(len(prompt_ids), params, context_length)
     _check_sampling(params, vocabulary)
@@ -61,33 +63,48 @@ def check_request(
                 )
 
 
-def _check_types(params: SamplingParams, logprobs: int | None) -> None:
-    """A wrong type must not reach the engine's thread, where it would end the whole batch."""
+def plain_params(params: SamplingParams) -> SamplingParams:
+    """The parameters with numbers of Python's own types. In the engine's thread others (a fraction,
+    numpy's integers) and what no float holds would end the whole batch.
 
-    def refuse(name: str, value: object, wanted: str) -> None:
-        raise RequestError(f"{name} {value!r}: wanted {wanted}", param=name)
-
-    for name in ("max_new_tokens", "min_new_tokens", "top_k", "n", "seed"):
-        value = getattr(params, name)
-        if not isinstance(value, Integral) and not (name == "seed" and value is None):
-            refuse(name, value, "an integer")
-    if logprobs is not None and not isinstance(logprobs, Integral):
-        refuse("logprobs", logprobs, "an integer")
-    for name in (*_RANGES, "repetition_penalty"):
-        if not isinstance(getattr(params, name), Real):
-            refuse(name, getattr(params, name), "a number")
-    for name in ("logit_bias", "stop_token_ids", "constraint_start_ids"):
-        for token in getattr(params, name):
-            if not isinstance(token, Integral):
-                refuse(name, token, "token ids")
-    for bias in params.logit_bias.values():
-        if not isinstance(bias, Real):
-            refuse("logit_bias", bias, "numbers")
+    Raises: RequestError: a value has a wrong type.
+    """
     for name in ("json_schema", "regex", "grammar"):
-        if not isinstance(getattr(params, name), str | None):
-            refuse(name, getattr(params, name), "a string")
+        if not isinstance(value := getattr(params, name), str | None):
+            raise RequestError(f"{name} {value!r}: wanted a string", param=name)
     if isinstance(params.stop, str) or not all(isinstance(stop, str) for stop in params.stop):
-        refuse("stop", params.stop, "a tuple of strings")
+        raise RequestError(f"stop {params.stop!r}: wanted a tuple of strings", param="stop")
+    numbers: dict[str, Any] = {name: integer(name, getattr(params, name)) for name in _INTEGERS}
+    numbers |= {name: _real(name, getattr(params, name)) for name in _REALS}
+    return replace(
+        params,
+        **numbers,
+        seed=None if params.seed is None else integer("seed", params.seed),
+        logit_bias={
+            integer("logit_bias", token): _real("logit_bias", bias)
+            for token, bias in params.logit_bias.items()
+        },
+        stop_token_ids=tuple(integer("stop_token_ids", i) for i in params.stop_token_ids),
+        constraint_start_ids=tuple(
+            integer("constraint_start_ids", i) for i in params.constraint_start_ids
+        ),
+    )
+
+
+def integer(name: str, value: Any) -> int:
+    """Raises: RequestError: it is none."""
+    if not isinstance(value, Integral):
+        raise RequestError(f"{name} {value!r}: wanted an integer", param=name)
+    return int(value)
+
+
+def _real(name: str, value: Any) -> float:
+    if not isinstance(value, Real):
+        raise RequestError(f"{name} {value!r}: wanted a number", param=name)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise RequestError(f"{name} is beyond the numbers a float holds", param=name) from error
 
 
 def _check_ids(prompt_ids: Sequence[int], vocabulary: int) -> None:

@@ -1,5 +1,8 @@
 """What the engine refuses, by name: values, types, lengths, a full queue, its own arguments."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
 from inkling_rocm.engine import Engine, EngineArgs, RequestError, SamplingParams
@@ -69,6 +72,29 @@ def test_bad_values_are_refused_by_name(engine, param, values):
         with pytest.raises(RequestError) as caught:
             engine.generate("x", {**GREEDY, param: value})
         assert caught.value.param == {"sampling_seed": "seed"}.get(param, param)
+
+
+@pytest.mark.parametrize("value", [10**400, Fraction(10**400, 3)], ids=["an integer", "a fraction"])
+@pytest.mark.parametrize("param", ["temperature", "repetition_penalty", "logit_bias"])
+def test_numbers_beyond_floats_are_refused(engine, param, value):
+    with pytest.raises(RequestError, match=f"{param} .*float") as caught:
+        engine.submit([1, 2], SamplingParams(**{param: {5: value} if param[0] == "l" else value}))
+    assert caught.value.param == param
+
+
+def test_numbers_of_other_types_count_as_pythons(engine):
+    """In the engine's thread torch refuses a fraction, and a seed of numpy's overflows."""
+    plain = SamplingParams(max_new_tokens=5, seed=7, temperature=0.5, logit_bias={3: 1.0}, n=2)
+    other = SamplingParams(
+        max_new_tokens=np.int32(5), seed=np.int64(7), temperature=Fraction(1, 2),
+        logit_bias={np.int64(3): np.float32(1)}, n=np.int8(2),
+    )  # fmt: skip
+    outputs = []
+    for params, logprobs in ((plain, 2), (other, np.int16(2))):
+        updates = list(engine.submit([1, 2], params, logprobs=logprobs))
+        assert not [u.error for u in updates if u.error]
+        outputs.append([[u.token_ids for u in updates if u.index == index] for index in (0, 1)])
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize(
