@@ -78,8 +78,10 @@ class EngineThread(threading.Thread):
             with short_collections(device):
                 self._loop()
         finally:
-            self.core.scheduler.cache.close()
-            self._end()
+            try:
+                self.core.scheduler.cache.close()
+            finally:
+                self._end()
 
     def enqueue(self, request: Request) -> None:
         """Take a request in; its `order` and `seed` are set.

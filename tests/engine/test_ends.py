@@ -120,6 +120,19 @@ def test_shutdown_ends_every_handle():
         engine.submit([1], SamplingParams())
 
 
+def test_the_other_ranks_end_where_the_cache_cannot_be_closed(monkeypatch):
+    engine, ended = history_engine(), []
+    monkeypatch.setattr(engine._thread, "_end", lambda: ended.append(True))
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def broken():
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(engine._core.scheduler.cache, "close", broken)
+    engine.shutdown()
+    assert ended
+
+
 def test_a_failing_step_ends_its_batch_and_nothing_else():
     fail_at = {3}
     steps = []
