@@ -101,7 +101,9 @@ def build_executor(
     if isinstance(drafter, MTPDrafter):
         assert speculation is not None
         draws = sampler.for_rounds(rejection=rejection)
-        rounds = make_round_runner(parts, args, plan, host, drafter, draws, speculation.simulated)
+        rounds = make_round_runner(
+            parts, args, plan, host, drafter, sampler, draws, speculation.simulated
+        )
     decode = None if speculation else make_decode_runner(parts, args, plan, host, sampler)
     prefill = None if decode is None else make_prefill_runner(parts, args, plan, host)
     return LocalExecutor(

@@ -145,13 +145,12 @@ class DecodeRunner:
         return bucket.hidden, bucket.host, None if step.edited else bucket.tokens[:n]
 
     def compile(self) -> None:
-        """Everything that launches kernels in a step, over every bucket; the largest first, because
-        scratch memory that was outgrown is kept."""
+        """Launch a step up to its logits over every bucket; the largest first, because scratch
+        memory that was outgrown is kept."""
         for size in reversed(self.buckets):
             bucket = self._bucket(size)
             self._forward(bucket)
-            logits_BV = self._model.logits(bucket.hidden, bucket.host)
-            self._sampler.draw(logits_BV, bucket.tensors.next_position)
+            self._model.logits(bucket.hidden, bucket.host)
 
     def capture(self) -> None:
         """Record one graph a bucket."""

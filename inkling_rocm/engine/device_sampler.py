@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inkling_rocm.engine.logit_edits import LogitEdits
 from inkling_rocm.engine.random import signed64
+from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.engine.sampler import SampleRow
 from inkling_rocm.engine.speculative.verification import draft_row
 from inkling_rocm.kernels.sampling import SamplingEdits, SamplingRows, sample_rows
@@ -106,6 +107,12 @@ class DeviceSampler:
         depth 0 and adds the depth to `position`."""
         found = [draft_row(row, depth, rejection=rejection) for row in rows]
         return self.rows(found, [0] * len(rows))
+
+    def compile(self, logits_nV: Tensor) -> None:
+        """Launch the drawing of a row as it is and of one whose logits are edited."""
+        for params in (SamplingParams(), SamplingParams(presence_penalty=1.0)):
+            row = SampleRow(params, seed=0, position=0, edits=LogitEdits(params, (), ()))
+            self.sample(logits_nV[:1], [row], [0])
 
     def rows(self, rows: Sequence[SampleRow], slots: Sequence[int]) -> SamplingRows:
         """The parameters of a step on the device."""

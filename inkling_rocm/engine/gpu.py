@@ -67,7 +67,7 @@ def make_decode_runner(
     sampler: TokenSampler,
 ) -> DecodeRunner | None:
     """Compile what prompts need, then capture decode. Returns: None where nothing is captured."""
-    buckets = _prepare(parts, args, plan, host)
+    buckets = _prepare(parts, args, plan, host, sampler)
     if buckets is None:
         return None
     draws = sampler.for_rounds(rejection=False)
@@ -101,12 +101,13 @@ def make_round_runner(
     plan: MemoryPlan,
     host: EmbeddedHost,
     drafter: MTPDrafter,
-    sampler: RoundSampler,
+    sampler: TokenSampler,
+    draws: RoundSampler,
     simulated: torch.Tensor | None,
 ) -> RoundRunner | None:
     """Compile what prompts need, then capture the rounds of speculation with draft blocks. Returns:
     None where nothing is captured."""
-    buckets = _prepare(parts, args, plan, host)
+    buckets = _prepare(parts, args, plan, host, sampler)
     if buckets is None:
         return None
     assert parts.drafts is not None
@@ -115,7 +116,7 @@ def make_round_runner(
         parts.drafts,
         host,
         drafter,
-        sampler,
+        draws,
         buckets=buckets,
         drafts=tuple(range(1, most + 1)) if args.speculative_adaptive else (most,),
         max_kv=plan.context_length,
@@ -126,7 +127,11 @@ def make_round_runner(
 
 
 def _prepare(
-    parts: EngineParts, args: EngineArgs, plan: MemoryPlan, host: EmbeddedHost
+    parts: EngineParts,
+    args: EngineArgs,
+    plan: MemoryPlan,
+    host: EmbeddedHost,
+    sampler: TokenSampler,
 ) -> tuple[int, ...] | None:
     """Compile what prompts need. Returns: batch sizes to capture; None = nothing is captured."""
     if parts.device.type == "cpu":
@@ -134,7 +139,7 @@ def _prepare(
             if getattr(args, name) is not None:
                 logger.warning("%s has no effect: a CPU has no graphs", name)
         return None
-    _warm_up(parts, plan, host)
+    _warm_up(parts, plan, host, sampler)
     reason = "--disable-cuda-graph" if args.disable_cuda_graph else None
     reason = reason or why_not_captured(parts.model.ops)
     if reason is not None:
@@ -169,14 +174,17 @@ def largest_prompts(plan: MemoryPlan, pools: tuple[PagePool, ...]) -> tuple[int,
     return row, min(plan.chunk_tokens, rows * row, pages * page)
 
 
-def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
+def _warm_up(
+    parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost, sampler: TokenSampler
+) -> None:
     """Compute prompts of the usual sizes: it compiles their kernels (which Triton keeps on disk for
     the next start) and shows that the largest forward fits."""
     before, started = free_bytes(parts.device), time.perf_counter()
     if may_compile_ahead(parts.model.ops):
         with compiling_ahead(progress=host.comm.tp_rank == 0):
-            _prompt_steps(parts, plan, host)
-    most = _prompt_steps(parts, plan, host, progress=host.comm.tp_rank == 0)
+            _, logits_1V = _prompt_steps(parts, plan, host)
+            sampler.compile(logits_1V)
+    most, _ = _prompt_steps(parts, plan, host, progress=host.comm.tp_rank == 0)
     logger.info(
         "warm-up on up to %d tokens: %.1f s, workspace %.3f GiB (%.3f planned)",
         most,
@@ -188,8 +196,9 @@ def _warm_up(parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost) -> None:
 
 def _prompt_steps(
     parts: EngineParts, plan: MemoryPlan, host: EmbeddedHost, progress: bool = False
-) -> int:
-    """Forwards over prompts of the usual sizes. Returns: tokens of the largest."""
+) -> tuple[int, torch.Tensor]:
+    """Forwards over prompts of the usual sizes. Returns: tokens of the largest, and the logits of
+    its last."""
     row, most = largest_prompts(plan, host.pools)
     slots = np.array([host.rings.take() for _ in range(-(-most // row))])
     sizes = tqdm(
@@ -208,7 +217,7 @@ def _prompt_steps(
             kept = np.array([[snapshot, lengths[0]]], np.int32) if snapshot else None
             host.prepare(rows, np.zeros_like(rows), lengths, snapshots=kept)
             hidden_TH = parts.model.forward(host.input_ids(np.zeros(tokens, np.int64)), host)
-        parts.model.logits(hidden_TH[-1:], host)
+        logits_1V = parts.model.logits(hidden_TH[-1:], host)
     torch.cuda.synchronize(parts.device)
     for pool in host.pools:
         for slot in slots.tolist():
@@ -216,4 +225,4 @@ def _prompt_steps(
         pool.take_changes(slots)
     for slot in reversed(slots.tolist()):
         host.rings.give_back(slot)
-    return most
+    return most, logits_1V

@@ -46,6 +46,9 @@ class SharedSampler(_Telling[TokenSampler]):
     def for_rounds(self, *, rejection: bool) -> RoundSampler:
         return _SharedRounds(self._sampler.for_rounds(rejection=rejection), self._comm)
 
+    def compile(self, logits_nV: Tensor) -> None:
+        self._sampler.compile(logits_nV)
+
 
 class _SharedRounds(_Telling[RoundSampler]):
     def prepare(self, step: StepInput) -> None:
@@ -81,6 +84,9 @@ class ToldSampler(_Told):
 
     def for_rounds(self, *, rejection: bool) -> RoundSampler:
         return _ToldRounds(self._comm)
+
+    def compile(self, logits_nV: Tensor) -> None:
+        pass  # rank 0 draws
 
 
 class _ToldRounds(_Told):

@@ -57,6 +57,11 @@ class TokenSampler(Protocol):
         """What verifies and drafts in rounds from fixed buffers."""
         ...
 
+    def compile(self, logits_nV: Tensor) -> None:
+        """Launch what draws such rows, whatever a request asks for; only where nothing is started
+        (compile_ahead.py)."""
+        ...
+
 
 class TorchSampler:
     """As specified: sampler.sample and speculative/verification.py; waits for the device."""
@@ -86,6 +91,9 @@ class TorchSampler:
 
     def for_rounds(self, *, rejection: bool) -> RoundSampler:
         return TorchRoundSampler(self, rejection=rejection)
+
+    def compile(self, logits_nV: Tensor) -> None:
+        pass  # there is nothing to compile
 
 
 class DeviceTokenSampler:
@@ -151,6 +159,9 @@ class DeviceTokenSampler:
         from inkling_rocm.engine.device_round_sampler import DeviceRoundSampler  # imports Triton
 
         return DeviceRoundSampler(self._sampler, rejection=rejection)
+
+    def compile(self, logits_nV: Tensor) -> None:
+        self._sampler.compile(logits_nV)
 
     def _admitted(self, step: StepInput) -> list[int]:
         """The slots of a step's samples, which hold these sequences' token counts."""

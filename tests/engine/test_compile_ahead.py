@@ -14,7 +14,12 @@ from inkling_rocm.engine.compile_ahead import (  # noqa: E402
     compiling_ahead,
     may_compile_ahead,
 )
+from inkling_rocm.engine.device_round_sampler import DeviceRoundSampler  # noqa: E402
+from inkling_rocm.engine.device_sampler import DeviceSampler  # noqa: E402
 from inkling_rocm.ops.registry import Choice, OpSet  # noqa: E402
+from tests.kernels.sampling_cases import PARAMS, make_rows  # noqa: E402
+
+CPU, VOCABULARY = torch.device("cpu"), 1000
 
 
 @triton.jit
@@ -104,3 +109,22 @@ def test_ops_that_would_follow_unwritten_indices():
     assert may_compile_ahead(ops("triton"))
     assert not may_compile_ahead(ops("torch"))
     assert not may_compile_ahead(ops("aiter"))
+
+
+def test_a_sampler_has_what_any_request_asks_for(compiled):
+    rows = make_rows(6, VOCABULARY, params=PARAMS[-6:])
+    logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(0))
+    with emulate("gfx950"):
+        slots = list(range(1, len(rows) + 1))
+        sampler = DeviceSampler(
+            vocabulary=VOCABULARY, slots=len(rows) + 1, device=CPU, arch="gfx950"
+        )
+        with compiling_ahead(progress=False):
+            sampler.compile(logits)
+        assert len(compiled) >= 12
+        compiled.clear()
+        sampler.sample(logits, rows, slots)
+        sampler.sample(logits[:1], rows[:1], slots[:1])
+        draws = DeviceRoundSampler(sampler, rejection=False)
+        draws.draw(logits[:3].clone(), torch.zeros(3, dtype=torch.int64))
+    assert compiled == []
