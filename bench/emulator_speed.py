@@ -1,6 +1,6 @@
 """How many wave instructions a second gcn_emulator executes, on one thread.
 
-    python bench/emulator_speed.py --out bench/results/emulator_cpu_2026-11-30.jsonl --label after
+    python -m bench.emulator_speed --out bench/results/emulator_cpu_2026-11-30.jsonl --label after
 
 One JSON line per kernel. CPU time of the process, which other work on the machine disturbs least.
 Compilation is excluded: every kernel runs once before it is timed.
@@ -11,20 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
-import sys
+import statistics
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "gcn_emulator"))
-from strided_bias import strided_bias
-
+from bench.rows import provenance
 from gcn_emulator.triton_driver import emulate
+from tests.gcn_emulator.strided_bias import strided_bias
 
 
 @triton.jit
@@ -90,7 +87,7 @@ def measure(name: str, arch: str, repeats: int) -> dict:
             start = time.process_time()
             run()
             times.append(time.process_time() - start)
-    median = float(np.median(times))
+    median = statistics.median(times)
     return {
         "case": name,
         "arch": arch,
@@ -110,25 +107,18 @@ def main() -> None:
     parser.add_argument("--commit", help="commit measured, when it is not the checkout's")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    git = ["git", "-C", str(Path(__file__).parent)]
-    head = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout
-    versions = {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "triton": triton.__version__,
-    }
+    found = provenance()
+    if args.commit:
+        found |= {"commit": args.commit, "dirty": False}
     with args.out.open("a") as out:
         for name in CASES:
             for arch in ("gfx942", "gfx950"):
                 row = {
                     "op": "gcn_emulator",
                     "label": args.label,
-                    "commit": args.commit or head.strip(),
                     "device": f"{platform.machine()} CPU, 1 thread",
                     "evidence": "measured",
-                    "versions": versions,
+                    **found,
                     **measure(name, arch, args.repeats),
                 }
                 print(row["label"], row["arch"], row["case"], row["wave_instructions_per_cpu_s"])

@@ -17,7 +17,6 @@ from tests.engine.history_model import (
     add_request,
     assert_empty,
     history_core,
-    history_engine,
     run_to_end,
 )
 
@@ -35,14 +34,6 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def compiler():
     return ConstraintCompiler(ByteTokenizer(), (EOS,), VOCAB + 4)
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with history_engine(tokenizer=ByteTokenizer()) as engine:
-        yield engine
-        assert engine.drain(timeout=10)
-        assert_empty(engine._core)
 
 
 def compile_(compiler, **params):
