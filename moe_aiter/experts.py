@@ -9,10 +9,10 @@ import torch
 
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
-from moe_aiter.by_expert import MAX_CHOICES as MOST_LOOKED_UP
-from moe_aiter.by_expert import MAX_EXPERTS, experts_by_expert
 from moe_aiter.checks import check_rows, check_weight, request_arch, require
-from moe_aiter.grouped import experts_by_choice
+from moe_aiter.grouped import experts_by_choice, experts_looked_up
+from moe_aiter.lookup import MAX_CHOICES as MOST_LOOKED_UP
+from moe_aiter.lookup import MAX_EXPERTS
 from moe_aiter.tokens import MAX_CHOICES, experts_by_token
 from moe_aiter.tuning import PLAN
 
@@ -94,21 +94,18 @@ def experts(
         return experts_by_token(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )
-    looked_up = choices <= min(bounds["BY_EXPERT_CHOICES"], MOST_LOOKED_UP) and X <= MAX_EXPERTS
-    if one_width and looked_up:
-        return experts_by_expert(
-            x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
-        )
+    looked_up = choices <= min(bounds["LOOKUP_CHOICES"], MOST_LOOKED_UP) and X <= MAX_EXPERTS
+    by_choice = experts_looked_up if looked_up else experts_by_choice
     rows_each = choices // X
-    folds = rows_each <= bounds["FOLD_ROWS"] or rows_each >= bounds["FOLD_FROM"] > 0
+    folds = looked_up or rows_each <= bounds["FOLD_ROWS"] or rows_each >= bounds["FOLD_FROM"] > 0
     if S == 0 or (one_width and folds):
-        return experts_by_choice(
+        return by_choice(
             x, topk_ids, topk_weights, shared_w13=shared_w13, shared_w2=shared_w2, **local
         )
     addend = experts_by_token(
         x, None, topk_weights[:, K:], w13=None, w2=None, shared_w13=shared_w13, shared_w2=shared_w2,
         out=torch.empty_like(out), arch=arch,
     )  # fmt: skip
-    return experts_by_choice(
+    return by_choice(
         x, topk_ids, topk_weights, shared_w13=None, shared_w2=None, addend=addend, **local
     )

@@ -1,4 +1,4 @@
-"""Experts over sorted choices: rows are choices, grouped by expert.
+"""Experts over choices grouped by expert: sorted by launches before these, or looked up by these.
 
     act[r, :]     = gamma[c] * silu(x[t] G_e^T) * (x[t] U_e^T)    r = place of choice c of token t
     in the sort
@@ -6,7 +6,9 @@
     out[t, :]     = sum over the choices c of t, then over the shared experts, fp32, one rounding
 
 gamma is fp32 and enters before the one rounding of the inner activations. The sum runs in a fixed
-order and needs no atomics. With FOLD the shared experts are row blocks of the same two launches
+order and needs no floating-point atomics. With LOOKUP, for few choices, the programs of the first
+launch find their row blocks themselves and the second launch adds up too: two launches instead of
+four. With FOLD the shared experts are row blocks of the same two launches
 (choice number T * K + s * T + t), which saves launches; without it they come as a finished [T, H]
 addend.
 """
@@ -20,11 +22,13 @@ import triton
 import triton.language as tl
 
 from kernel_base.arch import Arch
-from kernel_base.device import await_previous
+from kernel_base.device import arrive
 from kernel_base.tuning import TuningRow
+from moe_aiter.combine import arrive_and_sum, combine, wait_and_sum
+from moe_aiter.lookup import FEWEST, blocks_to_find, find_block
 from moe_aiter.routing import ROW_ALIGN, sort_choices
 from moe_aiter.tiles import down_step, expert_weights, gate_up_tile, grouped_pid
-from moe_aiter.tuning import COMBINE, DOWN_GROUPED, SWIGLU_GROUPED
+from moe_aiter.tuning import DOWN_GROUPED, DOWN_LOOKUP, SWIGLU_GROUPED, SWIGLU_LOOKUP
 
 # Arguments whose value must not make another kernel: every new batch size would be compiled.
 COUNTS = (
@@ -34,7 +38,7 @@ COUNTS = (
 
 @triton.jit
 def _block(
-    block, blocks, choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, tokens, choices,
+    block, blocks, expert, row0, end, choice_ptr, tokens, choices,
     FOLD: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """(expert, first row of `act`, choice numbers, valid) of a row block; shared experts come
@@ -43,10 +47,6 @@ def _block(
     A shared expert s is expert -2 - s; -1 is an empty slot.
     """
     offs = tl.arange(0, BLOCK_M)
-    at = tl.minimum(block, blocks - 1) if FOLD else block
-    expert = tl.load(block_expert_ptr + at)
-    row0 = tl.load(block_begin_ptr + at)
-    end = tl.load(block_end_ptr + at)
     if FOLD:
         per_shared = tl.cdiv(tokens, BLOCK_M)
         behind = block - blocks
@@ -66,24 +66,30 @@ def _block(
 @triton.jit(do_not_specialize=COUNTS)
 def _swiglu_grouped_kernel(
     act_ptr, x_ptr, gamma_ptr, w13_ptr, shared_ptr,
-    choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr,
-    tokens, choices, blocks, all_blocks, hidden, width, stride_x, stride_gamma,
-    TOP_K: tl.constexpr, FOLD: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M:
-    tl.constexpr,
+    choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, ids_ptr, arrived_ptr,
+    tokens, choices, blocks, all_blocks, first_expert, num_experts, hidden, width, stride_x,
+    stride_gamma,
+    TOP_K: tl.constexpr, FOLD: tl.constexpr, EVEN_K: tl.constexpr, AMD: tl.constexpr,
+    LOOKUP: tl.constexpr, BLOCK_P: tl.constexpr, TILES: tl.constexpr, GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    if LOOKUP:  # the second launch counts from 0
+        tile = tl.arange(0, TILES)
+        zero = tl.zeros([TILES], tl.int32)
+        tl.store(arrived_ptr + tile, zero, mask=(tile >= 0) & (tl.program_id(0) == 0))
     block, block_n = grouped_pid(tl.program_id(0), all_blocks, tl.cdiv(width, BLOCK_N), GROUP_M)
+    at = tl.minimum(block, blocks - 1) if FOLD else block
+    if LOOKUP:
+        expert, row0, end = find_block(
+            at, choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, ids_ptr, choices,
+            first_expert, num_experts, AMD, BLOCK_P, BLOCK_M,
+        )  # fmt: skip
+    else:
+        expert = tl.load(block_expert_ptr + at)
+        row0 = tl.load(block_begin_ptr + at)
+        end = tl.load(block_end_ptr + at)
     expert, row0, choice, valid = _block(
-        block,
-        blocks,
-        choice_ptr,
-        block_expert_ptr,
-        block_begin_ptr,
-        block_end_ptr,
-        tokens,
-        choices,
-        FOLD,
-        BLOCK_M,
+        block, blocks, expert, row0, end, choice_ptr, tokens, choices, FOLD, BLOCK_M
     )
     if expert == -1:
         return
@@ -114,26 +120,41 @@ def _swiglu_grouped_kernel(
 
 @triton.jit(do_not_specialize=COUNTS)
 def _down_grouped_kernel(
-    partial_ptr, act_ptr, w2_ptr, shared_ptr,
-    choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr,
-    tokens, choices, blocks, all_blocks, hidden, width,
-    FOLD: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr,
+    out_ptr, partial_ptr, act_ptr, w2_ptr, shared_ptr, addend_ptr,
+    choice_ptr, block_expert_ptr, block_begin_ptr, block_end_ptr, ids_ptr, arrived_ptr,
+    tokens, choices, blocks, all_blocks, first_expert, num_experts, hidden, width, stride_out,
+    stride_addend,
+    FOLD: tl.constexpr, EVEN_K: tl.constexpr, AMD: tl.constexpr, LOOKUP: tl.constexpr,
+    TOP_K: tl.constexpr, SHARED: tl.constexpr, BLOCKS: tl.constexpr, GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TAIL: tl.constexpr = False, BLOCK_T: tl.constexpr = 16, BLOCK_C: tl.constexpr = 64,
 ):  # fmt: skip
-    block, block_n = grouped_pid(tl.program_id(0), all_blocks, tl.cdiv(hidden, BLOCK_N), GROUP_M)
+    tiles = tl.cdiv(hidden, BLOCK_N)
+    if TAIL:
+        index = tl.program_id(0) - all_blocks * tiles
+        if index >= 0:
+            wait_and_sum(
+                index, arrived_ptr, block_expert_ptr, out_ptr, partial_ptr, addend_ptr, ids_ptr,
+                tokens, choices, blocks, first_expert, num_experts, hidden, stride_out,
+                stride_addend, TOP_K, SHARED, BLOCKS, BLOCK_M, BLOCK_N, BLOCK_T, BLOCK_C,
+            )  # fmt: skip
+            return
+    block, block_n = grouped_pid(tl.program_id(0), all_blocks, tiles, GROUP_M)
+    at = tl.minimum(block, blocks - 1) if FOLD else block
+    expert = tl.load(block_expert_ptr + at)
+    row0 = tl.load(block_begin_ptr + at)
+    end = tl.load(block_end_ptr + at)
     expert, row0, choice, valid = _block(
-        block,
-        blocks,
-        choice_ptr,
-        block_expert_ptr,
-        block_begin_ptr,
-        block_end_ptr,
-        tokens,
-        choices,
-        FOLD,
-        BLOCK_M,
+        block, blocks, expert, row0, end, choice_ptr, tokens, choices, FOLD, BLOCK_M
     )
+    n0 = block_n * BLOCK_N
     if expert == -1:
+        if LOOKUP and not TAIL:
+            arrive_and_sum(
+                n0, all_blocks, arrived_ptr, out_ptr, partial_ptr, addend_ptr, ids_ptr, tokens,
+                choices, first_expert, num_experts, hidden, stride_out, stride_addend,
+                TOP_K, SHARED, AMD, BLOCK_N, BLOCK_T, BLOCK_C,
+            )  # fmt: skip
         return
     size = hidden * width
     if FOLD:
@@ -141,7 +162,6 @@ def _down_grouped_kernel(
     else:
         w_ptr = w2_ptr + expert.to(tl.int64) * size
     a_ptr = act_ptr + row0.to(tl.int64) * width
-    n0 = block_n * BLOCK_N
     rows = tl.where(valid, tl.arange(0, BLOCK_M), 0)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(0, width, BLOCK_K):
@@ -154,72 +174,14 @@ def _down_grouped_kernel(
         acc.to(partial_ptr.dtype.element_ty),
         mask=valid[:, None] & (offs_n < hidden)[None, :],
     )
-
-
-@triton.jit(do_not_specialize=("shared_row", "shared_rows", "first_expert", "num_experts"))
-def _combine_kernel(
-    out_ptr, partial_ptr, addend_ptr, ids_ptr, place_ptr, shared_row, shared_rows, first_expert,
-    num_experts, hidden, stride_out, stride_addend,
-    TOP_K: tl.constexpr, SHARED: tl.constexpr, HAS_ADDEND: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    await_previous(EARLY)
-    t = tl.program_id(0).to(tl.int64)
-    offs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = offs < hidden
-    acc = tl.zeros([BLOCK_N], tl.float32)
-    for k in tl.static_range(TOP_K):
-        local = tl.load(ids_ptr + t * TOP_K + k) - first_expert
-        inside = (local >= 0) & (local < num_experts)
-        row = t * TOP_K + k
-        if place_ptr is not None:
-            row = tl.load(place_ptr + row, mask=inside, other=0).to(tl.int64)
-        part = tl.load(partial_ptr + row * hidden + offs, mask=mask & inside, other=0.0)
-        acc += part.to(tl.float32)
-    for s in tl.static_range(SHARED):
-        part = tl.load(
-            partial_ptr + (shared_row + s * shared_rows + t) * hidden + offs, mask=mask, other=0.0
-        )
-        acc += part.to(tl.float32)
-    if HAS_ADDEND:
-        acc += tl.load(addend_ptr + t * stride_addend + offs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + t * stride_out + offs, acc.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-def combine(
-    out: torch.Tensor,
-    partial: torch.Tensor,
-    addend: torch.Tensor | None,
-    topk_ids: torch.Tensor,
-    *,
-    place: torch.Tensor | None = None,
-    first_expert: int,
-    num_experts: int,
-    shared: int,
-    shared_rows: int | None = None,
-    arch: Arch,
-    row: TuningRow | None = None,
-) -> torch.Tensor:
-    """Sum a token's partial rows: its local choices in order, its shared experts, then the addend.
-
-    Args:
-        out: [T, H]. partial: [T * K + shared * T, H], choices then shared experts; rows of choices
-            outside first_expert .. first_expert + num_experts - 1 are never read. addend: [T, H] or
-            None.
-        place: int32 [T * K], the row of each local choice; None: its number.
-        shared_rows: rows from one shared expert's first to the next one's, the last of partial;
-            None: T.
-    """
-    (T, H), K = out.shape, topk_ids.shape[1]
-    row = row or COMBINE.select(arch.name, hidden=H)
-    each = shared_rows or T
-    _combine_kernel[(T, triton.cdiv(H, row.constexprs["BLOCK_N"]))](
-        out, partial, addend, topk_ids, place, partial.shape[0] - shared * each, each, first_expert,
-        num_experts, H, out.stride(0), 0 if addend is None else addend.stride(0),
-        TOP_K=K, SHARED=shared, HAS_ADDEND=addend is not None,
-        EARLY=bool(row.options.get("launch_pdl")), **row.launch_kwargs(waits=True),
-    )  # fmt: skip
-    return out
+    if TAIL:
+        arrive(arrived_ptr + block_n, rows, AMD)
+    elif LOOKUP:
+        arrive_and_sum(
+            n0, all_blocks, arrived_ptr, out_ptr, partial_ptr, addend_ptr, ids_ptr, tokens,
+            choices, first_expert, num_experts, hidden, stride_out, stride_addend,
+            TOP_K, SHARED, AMD, BLOCK_N, BLOCK_T, BLOCK_C,
+        )  # fmt: skip
 
 
 def experts_by_choice(
@@ -258,11 +220,7 @@ def experts_by_choice(
     second = rows[1] or DOWN_GROUPED.select(arch.name, **facts)
     c: dict[str, Any] = dict(first.constexprs)
     block_m = c["BLOCK_M"]
-    if second.constexprs["BLOCK_M"] != block_m:
-        raise ValueError(
-            f"experts_by_choice: BLOCK_M is {block_m} in the gate/up row and "
-            f"{second.constexprs['BLOCK_M']} in the down row; wanted one: one sort serves both"
-        )
+    _same_blocks(first, second)
     hopper = c.get("VARIANT") == "hopper"
     order = sort_choices(
         topk_ids, num_experts=X, block_m=block_m, first_expert=first_expert, by_size=hopper,
@@ -289,20 +247,83 @@ def experts_by_choice(
         launch_product(partial, act, w2, shared_w2, None, order, row=second, **fixed)
         return combine(out, partial, **done)
     where = (order.choice, order.block_expert, order.block_begin, order.block_end)
+    sizes = (T, choices, blocks, all_blocks, first_expert, X, H, I)
     _swiglu_grouped_kernel[(all_blocks * triton.cdiv(I, c["BLOCK_N"]),)](
-        act, x, gamma, w13, shared_w13, *where,
-        T, choices, blocks, all_blocks, H, I, x.stride(0), gamma.stride(0),
-        TOP_K=K, FOLD=S > 0, EVEN_K=H % c["BLOCK_K"] == 0,
-        **first.launch_kwargs(),
+        act, x, gamma, w13, shared_w13, *where, None, None, *sizes, x.stride(0), gamma.stride(0),
+        TOP_K=K, FOLD=S > 0, EVEN_K=H % c["BLOCK_K"] == 0, AMD=False,
+        LOOKUP=False, BLOCK_P=1, TILES=1, **first.launch_kwargs(),
     )  # fmt: skip
     c = dict(second.constexprs)
     _down_grouped_kernel[(all_blocks * triton.cdiv(H, c["BLOCK_N"]),)](
-        partial, act, w2, shared_w2, *where,
-        T, choices, blocks, all_blocks, H, I,
-        FOLD=S > 0, EVEN_K=I % c["BLOCK_K"] == 0,
-        **second.launch_kwargs(),
+        None, partial, act, w2, shared_w2, None, *where, None, None, *sizes, 0, 0,
+        TOP_K=K, SHARED=S, FOLD=S > 0, EVEN_K=I % c["BLOCK_K"] == 0, AMD=False,
+        LOOKUP=False, BLOCKS=1, **second.launch_kwargs(),
     )  # fmt: skip
     return combine(out, partial, **done)
+
+
+def experts_looked_up(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    gamma: torch.Tensor,
+    *,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    shared_w13: torch.Tensor | None,
+    shared_w2: torch.Tensor | None,
+    addend: torch.Tensor | None = None,
+    first_expert: int = 0,
+    out: torch.Tensor,
+    arch: Arch,
+    rows: tuple[TuningRow | None, TuningRow | None] = (None, None),
+) -> torch.Tensor:
+    """The same for at most MAX_CHOICES choices and MAX_EXPERTS local experts, in two launches.
+
+    Arguments and errors are those of `experts_by_choice`; the tables are others.
+    """
+    (T, H), K, X, I = x.shape, topk_ids.shape[1], w13.shape[0], w2.shape[2]
+    S = 0 if shared_w13 is None else shared_w13.shape[0]
+    choices, device = T * K, x.device
+    facts = {"rows": choices // X, "bits": x.element_size() * 8, "width": I, "hidden": H}
+    first = rows[0] or SWIGLU_LOOKUP.select(arch.name, **facts)
+    second = rows[1] or DOWN_LOOKUP.select(arch.name, **facts)
+    c: dict[str, Any] = dict(first.constexprs)
+    d: dict[str, Any] = dict(second.constexprs)
+    _same_blocks(first, second)
+    order = blocks_to_find(choices, num_experts=X, block_m=c["BLOCK_M"], device=device)
+    where = (order.choice, order.block_expert, order.block_begin, order.block_end)
+    blocks = order.block_expert.numel()
+    all_blocks = blocks + S * triton.cdiv(T, c["BLOCK_M"])
+    tiles = triton.cdiv(H, d["BLOCK_N"])
+    arrived = torch.empty(triton.next_power_of_2(tiles), dtype=torch.int32, device=device)
+    act = torch.empty(choices + S * T, I, dtype=x.dtype, device=device)
+    partial = torch.empty(choices + S * T, H, dtype=x.dtype, device=device)
+    sizes = (T, choices, blocks, all_blocks, first_expert, X, H, I)
+    fixed = {"TOP_K": K, "FOLD": S > 0, "AMD": arch.vendor == "amd", "LOOKUP": True}
+    _swiglu_grouped_kernel[(all_blocks * triton.cdiv(I, c["BLOCK_N"]),)](
+        act, x, gamma, w13, shared_w13, *where, topk_ids, arrived, *sizes, x.stride(0),
+        gamma.stride(0),
+        EVEN_K=H % c["BLOCK_K"] == 0, BLOCK_P=max(FEWEST, triton.next_power_of_2(choices)),
+        TILES=arrived.numel(), **fixed, **first.launch_kwargs(),
+    )  # fmt: skip
+    sums = triton.cdiv(T, d["BLOCK_T"]) * triton.cdiv(H, d["BLOCK_C"]) if d["TAIL"] else 0
+    _down_grouped_kernel[(all_blocks * tiles + sums,)](
+        out, partial, act, w2, shared_w2, addend, *where, topk_ids, arrived, *sizes, out.stride(0),
+        0 if addend is None else addend.stride(0),
+        EVEN_K=I % d["BLOCK_K"] == 0, SHARED=S, BLOCKS=triton.next_power_of_2(blocks),
+        **fixed, **second.launch_kwargs(),
+    )  # fmt: skip
+    return out
+
+
+def _same_blocks(first: TuningRow, second: TuningRow) -> None:
+    """Raises: ValueError: the two products' rows have not one BLOCK_M."""
+    up, down = first.constexprs["BLOCK_M"], second.constexprs["BLOCK_M"]
+    if up != down:
+        raise ValueError(
+            f"experts by choice: BLOCK_M is {up} in the gate/up row and {down} in the down row; "
+            "wanted one: the row blocks of one launch serve both"
+        )
 
 
 def _bulk_copies(x: torch.Tensor, width: int) -> bool:

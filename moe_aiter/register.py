@@ -16,9 +16,9 @@ from kernel_base.arch import arch_named
 from kernel_base.register import Case, KernelEntry, Outcome, register
 from kernel_base.tuning import TuningRow, TuningTable
 from moe_aiter import tuning
-from moe_aiter.by_expert import experts_by_expert
+from moe_aiter.combine import combine
 from moe_aiter.gate import gate
-from moe_aiter.grouped import combine, experts_by_choice
+from moe_aiter.grouped import experts_by_choice, experts_looked_up
 from moe_aiter.problems import Problem, make_gate_problem, make_problem
 from moe_aiter.reference import gate_reference
 from moe_aiter.routing import sort_choices
@@ -38,6 +38,12 @@ def _poisoned(x: torch.Tensor) -> torch.Tensor:
 def _companion(row: TuningRow, own: TuningTable, other: TuningTable) -> TuningRow:
     """The other product's row for the same facts (the tables list them in the same order)."""
     return other.for_arch(row.arch)[own.for_arch(row.arch).index(row)]
+
+
+def _same_bits(row: TuningRow, other: TuningTable) -> TuningRow:
+    """Some row of the other product for the same dtype."""
+    same = (r for r in other.for_arch(row.arch) if r.when.get("bits") == row.when.get("bits"))
+    return next(same)
 
 
 def _outcome(problem: Problem, out: torch.Tensor) -> list[Outcome]:
@@ -77,42 +83,18 @@ def _by_token(arch, rows, few, aligned, dtype, device) -> list[Outcome]:
     return _outcome(problem, out)
 
 
-def _by_choice(arch, rows, aligned, dtype, device) -> list[Outcome]:
+def _by_choice(launch, arch, rows, aligned, dtype, device) -> list[Outcome]:
     hidden, width = (_depth(rows), _depth(rows)) if aligned else (136, 72)
     problem = make_problem(40, experts=5, hidden=hidden, width=width, dtype=dtype, device=device)
-    out = experts_by_choice(
+    out = launch(
         problem.x, problem.ids, problem.gamma, **problem.weights, out=_poisoned(problem.x),
         arch=arch_named(arch), rows=rows,
     )  # fmt: skip
     return _outcome(problem, out)
-
-
-def _by_expert(arch, rows, aligned, dtype, device) -> list[Outcome]:
-    hidden, width = (_depth(rows), _depth(rows)) if aligned else (136, 72)
-    problem = make_problem(40, experts=5, hidden=hidden, width=width, dtype=dtype, device=device)
-    out = experts_by_expert(
-        problem.x, problem.ids, problem.gamma, **problem.weights, out=_poisoned(problem.x),
-        arch=arch_named(arch), rows=rows,
-    )  # fmt: skip
-    return _outcome(problem, out)
-
-
-def _expert_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
-    tables = (tuning.SWIGLU_BY_EXPERT, tuning.DOWN_BY_EXPERT)
-    own, other = tables if first else tables[::-1]
-    mate = _companion(row, own, other)
-    for aligned in (False, True):
-        yield Case(
-            name=f"more choices than a row block, {'aligned' if aligned else 'ragged'}",
-            run=partial(
-                _by_expert, arch, (row, mate) if first else (mate, row), aligned, _dtype(row)
-            ),
-        )
 
 
 def _token_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
-    other = tuning.DOWN_TOKENS if first else tuning.SWIGLU_TOKENS
-    mate = next(r for r in other.for_arch(arch) if r.when.get("bits") == row.when.get("bits"))
+    mate = _same_bits(row, tuning.DOWN_TOKENS if first else tuning.SWIGLU_TOKENS)
     rows = (row, mate) if first else (mate, row)
     few = _few_tokens(row)
     name = "routed and shared" if few else "shared, two row blocks"
@@ -123,15 +105,19 @@ def _token_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
         )
 
 
-def _choice_cases(first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
-    tables = (tuning.SWIGLU_GROUPED, tuning.DOWN_GROUPED)
+def _choice_cases(launch, tables, first: bool, arch: str, row: TuningRow) -> Iterable[Case]:
     own, other = tables if first else tables[::-1]
     mate = _companion(row, own, other)
     for aligned in (False, True):
         yield Case(
             name=f"shared experts folded in, {'aligned' if aligned else 'ragged'}",
             run=partial(
-                _by_choice, arch, (row, mate) if first else (mate, row), aligned, _dtype(row)
+                _by_choice,
+                launch,
+                arch,
+                (row, mate) if first else (mate, row),
+                aligned,
+                _dtype(row),
             ),
         )
 
@@ -209,6 +195,10 @@ def _combine_cases(arch: str, row: TuningRow) -> Iterable[Case]:
     yield Case(name="three choices, one shared, one addend", run=partial(_run_combine, arch, row))
 
 
+_SORTED = partial(_choice_cases, experts_by_choice, (tuning.SWIGLU_GROUPED, tuning.DOWN_GROUPED))
+_LOOKED_UP = partial(_choice_cases, experts_looked_up, (tuning.SWIGLU_LOOKUP, tuning.DOWN_LOOKUP))
+
+
 def _entry(table: TuningTable, kernels: str, cases) -> KernelEntry:
     names = tuple(kernels.split())
     return register(KernelEntry(name=table.kernel, kernels=names, table=table, cases=cases))
@@ -228,24 +218,24 @@ ENTRIES = (
     _entry(
         tuning.SWIGLU_GROUPED,
         "moe_aiter.grouped:_swiglu_grouped_kernel moe_aiter.hopper:_hopper_grouped_kernel",
-        partial(_choice_cases, True),
+        partial(_SORTED, True),
     ),
     _entry(
         tuning.DOWN_GROUPED,
         "moe_aiter.grouped:_down_grouped_kernel moe_aiter.hopper:_hopper_grouped_kernel",
-        partial(_choice_cases, False),
+        partial(_SORTED, False),
     ),
     _entry(
-        tuning.SWIGLU_BY_EXPERT,
-        "moe_aiter.by_expert:_swiglu_by_expert_kernel",
-        partial(_expert_cases, True),
+        tuning.SWIGLU_LOOKUP,
+        "moe_aiter.grouped:_swiglu_grouped_kernel",
+        partial(_LOOKED_UP, True),
     ),
     _entry(
-        tuning.DOWN_BY_EXPERT,
-        "moe_aiter.by_expert:_down_by_expert_kernel",
-        partial(_expert_cases, False),
+        tuning.DOWN_LOOKUP,
+        "moe_aiter.grouped:_down_grouped_kernel",
+        partial(_LOOKED_UP, False),
     ),
-    _entry(tuning.COMBINE, "moe_aiter.grouped:_combine_kernel", _combine_cases),
+    _entry(tuning.COMBINE, "moe_aiter.combine:_combine_kernel", _combine_cases),
     _entry(
         tuning.SORT,
         "moe_aiter.routing:_sort_kernel moe_aiter.routing:_rank_kernel"

@@ -148,23 +148,44 @@ def _down_grouped():
         yield _row(arch, {}, _gemm(128, 256, 64, 4), _nvidia(8, 3))
 
 
-def _by_expert(up):
-    """Rows of the gate/up product, or of the down product with the tokens summed at a time."""
-
-    def tile(m, n, k):
-        sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
-        return sizes if up else {**sizes, "BLOCK_T": 16}
-
+# Few choices, whose row blocks are looked up. BLOCK_M must agree here too. On an H200 time goes in
+# rounds of programs: half of the columns a program up to 64 tokens; above, four stages, two
+# programs a multiprocessor (at 170 tokens of even routing three stages are 1 % faster, uneven 3 %
+# slower).
+def _swiglu_lookup():
     for arch in (*AMD, *NVIDIA):
+        few, k = (_amd(4), 64) if arch in AMD else (_nvidia(4, 3), 128)
         fp32 = _fp32(arch) if arch in AMD else _nvidia(4, 3)
-        few = _amd(4) if arch in AMD else _nvidia(4, 3)
-        k = 64 if arch in AMD else 128
-        yield _row(arch, {"bits": 32}, tile(16, 32 if up else 64, 32), fp32)
+        yield _row(arch, {"bits": 32}, _gemm(16, 32, 32), fp32)
         if arch == "sm90":
-            sizes = tile(16, 32, 256) if up else tile(16, 128, 128)
-            yield _measured({"rows": (None, 0)}, sizes, few)
-        yield _row(arch, {"rows": (None, 12)}, tile(16, 64 if up else 128, k), few)
-        yield _row(arch, {}, tile(32, 64 if up else 128, k), few)
+            yield _measured({"rows": (None, 1)}, _gemm(16, 32, 256, 4), _nvidia(4, 3))
+            yield _measured({"rows": (None, 12)}, _gemm(16, 64, 128, 4), _nvidia(4, 4))
+            yield _row(arch, {}, _gemm(32, 64, 128, 4), few)
+            continue
+        yield _row(arch, {"rows": (None, 12)}, _gemm(16, 64, k, 4), few)
+        yield _row(arch, {}, _gemm(32, 64, k, 4), few)
+
+
+def _down_lookup():
+    """TAIL: programs behind the products add up, having waited for them: only where that has run.
+    BLOCK_T, BLOCK_C: tokens and columns added up at a time. Row blocks come fastest: a tile's
+    arrive together, and early tiles' sums run beside later tiles' products."""
+    every = 1 << 20
+    for arch in (*AMD, *NVIDIA):
+        few, k = (_amd(4), 64) if arch in AMD else (_nvidia(4, 3), 128)
+        fp32 = _fp32(arch) if arch in AMD else _nvidia(4, 3)
+        if arch == "sm90":
+            tail = {"TAIL": True, "BLOCK_T": 8, "BLOCK_C": 128}
+            small = {**tail, "BLOCK_C": 64}
+            yield _row(arch, {"bits": 32}, _gemm(16, 64, 32, every) | small, fp32)
+            yield _measured({"rows": (None, 1)}, _gemm(16, 128, 128, every) | tail, few)
+            yield _measured({"rows": (None, 12)}, _gemm(16, 128, 128, every) | tail, few)
+            yield _row(arch, {}, _gemm(32, 128, 128, every) | tail, few)
+            continue
+        last = {"TAIL": False, "BLOCK_T": 16, "BLOCK_C": 64}
+        yield _row(arch, {"bits": 32}, _gemm(16, 64, 32, every) | last, fp32)
+        yield _row(arch, {"rows": (None, 12)}, _gemm(16, 128, k, every) | last, few)
+        yield _row(arch, {}, _gemm(32, 128, k, every) | last, few)
 
 
 def _router():
@@ -221,8 +242,8 @@ SWIGLU_TOKENS = TuningTable("moe_aiter.swiglu_tokens", tuple(_swiglu_tokens()))
 DOWN_TOKENS = TuningTable("moe_aiter.down_tokens", tuple(_down_tokens()))
 SWIGLU_GROUPED = TuningTable("moe_aiter.swiglu_grouped", tuple(_swiglu_grouped()))
 DOWN_GROUPED = TuningTable("moe_aiter.down_grouped", tuple(_down_grouped()))
-SWIGLU_BY_EXPERT = TuningTable("moe_aiter.swiglu_by_expert", tuple(_by_expert(up=True)))
-DOWN_BY_EXPERT = TuningTable("moe_aiter.down_by_expert", tuple(_by_expert(up=False)))
+SWIGLU_LOOKUP = TuningTable("moe_aiter.swiglu_lookup", tuple(_swiglu_lookup()))
+DOWN_LOOKUP = TuningTable("moe_aiter.down_lookup", tuple(_down_lookup()))
 ROUTER = TuningTable("moe_aiter.router", tuple(_router()))
 SELECT = TuningTable(
     "moe_aiter.select",
@@ -267,21 +288,21 @@ COMBINE = TuningTable(
 
 
 # Which way the experts of a call run. BY_TOKEN_CHOICES: most T * K for rows that are tokens;
-# BY_EXPERT_CHOICES: for programs that look their choices up; above, choices are sorted.
+# LOOKUP_CHOICES: for programs that look their choices up; above, choices are sorted.
 # The shared experts join the sorted launches up to FOLD_ROWS choices per expert, and again from
 # FOLD_FROM (0 = never), where 256-row blocks serve them as well; between, they are their own dense
 # block.
 def _plan():
-    def bounds(by_token, by_expert, fold_rows, fold_from):
+    def bounds(by_token, lookup, fold_rows, fold_from):
         return {
-            "BY_TOKEN_CHOICES": by_token, "BY_EXPERT_CHOICES": by_expert, "FOLD_ROWS": fold_rows,
+            "BY_TOKEN_CHOICES": by_token, "LOOKUP_CHOICES": lookup, "FOLD_ROWS": fold_rows,
             "FOLD_FROM": fold_from,
         }  # fmt: skip
 
     # Looking choices up saves two launches; sorting reads weights faster from 64 tokens on, and
     # with uneven choices an expert of more than a row block makes its program as long again.
-    yield _row("sm90", {"width": (320, None)}, bounds(48, 256, 6, 49), {}, "measured", _CROSSOVERS)
-    yield _row("sm90", {}, bounds(48, 256, 9, 49), {}, "measured", _CROSSOVERS)
+    yield _row("sm90", {"width": (320, None)}, bounds(48, 1024, 6, 49), {}, "measured", _CROSSOVERS)
+    yield _row("sm90", {}, bounds(48, 1024, 9, 49), {}, "measured", _CROSSOVERS)
     yield from (row for row in _each(bounds(96, 1024, 12, 0), {}) if row.arch != "sm90")
 
 

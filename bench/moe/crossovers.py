@@ -11,7 +11,16 @@ import argparse
 
 import torch
 
-from bench.moe.problems import EXPERTS, MODELS, ROUTINGS, SHARED, TOP_K, make_layer, make_weights
+from bench.moe.problems import (
+    EXPERTS,
+    MODELS,
+    ROUTINGS,
+    SHARED,
+    TOP_K,
+    Layer,
+    make_layer,
+    make_weights,
+)
 from bench.moe.problems import routing as make_routing
 from bench.moe.timing import time_calls
 from bench.moe.tune import FAILURES, row
@@ -19,20 +28,22 @@ from bench.rows import Rows
 from kernel_base.arch import arch_of_device
 from kernel_base.tuning import TuningRow
 from moe_aiter import experts
-from moe_aiter.by_expert import MAX_CHOICES as MOST_LOOKED_UP
+from moe_aiter.lookup import MAX_CHOICES as MOST_LOOKED_UP
 from moe_aiter.register import sort_reference
 from moe_aiter.routing import sort_choices
 from moe_aiter.tokens import MAX_CHOICES
 
 TOKENS = (
-    4, 8, 10, 12, 14, 16, 20, 24, 32, 64, 128, 256, 320, 400, 512, 1024, 2048, 3072, 4096, 8192
+    4, 8, 10, 12, 14, 16, 20, 24, 32, 43, 64, 96, 128, 170, 256, 320, 400, 512, 1024, 2048, 3072,
+    4096, 8192,
 )  # fmt: skip
+UNEVEN_TOKENS = (32, 64, 128, 170)  # also with some experts' rows many times others'
 EVERY, NEVER = 1 << 30, -1
 
 
-def plan(arch: str, by_token_choices: int, fold_rows: int, by_expert_choices: int = 0) -> TuningRow:
+def plan(arch: str, by_token_choices: int, fold_rows: int, lookup_choices: int = 0) -> TuningRow:
     bounds = {
-        "BY_TOKEN_CHOICES": by_token_choices, "BY_EXPERT_CHOICES": by_expert_choices,
+        "BY_TOKEN_CHOICES": by_token_choices, "LOOKUP_CHOICES": lookup_choices,
         "FOLD_ROWS": fold_rows, "FOLD_FROM": 0,
     }  # fmt: skip
     return TuningRow(
@@ -40,14 +51,14 @@ def plan(arch: str, by_token_choices: int, fold_rows: int, by_expert_choices: in
     )
 
 
-def ways(model: str, weights: dict, tokens: int, arch: str) -> dict:
+def ways(layer: Layer, arch: str) -> dict:
     """Time of each way, by name; one that fails, or disagrees with the first, has a message."""
-    layer = make_layer(model, tokens, weights, shared=SHARED)
+    tokens = layer.tokens
     plans = {"folded": plan(arch, 0, EVERY), "separate": plan(arch, 0, NEVER)}
     if tokens * TOP_K <= MAX_CHOICES:
         plans["by_token"] = plan(arch, MAX_CHOICES, NEVER)
     if tokens * TOP_K <= MOST_LOOKED_UP:
-        plans["by_expert"] = plan(arch, 0, NEVER, MOST_LOOKED_UP)
+        plans["lookup"] = plan(arch, 0, NEVER, MOST_LOOKED_UP)
     found: dict = {}
     first = None
     for name, way in plans.items():
@@ -107,9 +118,9 @@ def main() -> None:
     for model in options.model:
         weights = make_weights(model)
         for tokens in options.tokens:
-            rows.add(
-                "moe.plan", f"{model} T={tokens}", "pass", **ways(model, weights, tokens, arch)
-            )
+            for uneven in (False, True) if tokens in UNEVEN_TOKENS else (False,):
+                layer = make_layer(model, tokens, weights, shared=SHARED, skewed=uneven)
+                rows.add("moe.plan", layer.name, "pass", **ways(layer, arch))
             torch.cuda.empty_cache()
 
 

@@ -10,7 +10,7 @@ from bench.moe.timing import time_calls
 from bench.rows import Rows
 from kernel_base.arch import arch_named
 from moe_aiter import experts
-from moe_aiter.grouped import combine
+from moe_aiter.combine import combine
 from moe_aiter.routing import sort_choices
 from moe_aiter.tuning import DOWN_GROUPED, SWIGLU_GROUPED
 

@@ -23,8 +23,7 @@ from bench.moe.problems import MODELS, ROUTINGS, SHARED, TOP_K, Layer, make_laye
 from bench.moe.timing import time_calls
 from kernel_base.arch import Arch, arch_of_device
 from kernel_base.tuning import TuningRow
-from moe_aiter.by_expert import experts_by_expert
-from moe_aiter.grouped import experts_by_choice
+from moe_aiter.grouped import experts_by_choice, experts_looked_up
 from moe_aiter.tokens import MAX_CHOICES, experts_by_token
 
 FAILURES = (RuntimeError, ValueError, triton.OutOfResources, triton.CompilationError)
@@ -33,7 +32,7 @@ TOKENS = {
     "by_token": (1, 4, 16),
     "shared": (1024, 8192),
     "by_choice": (16, 32, 128, 1024, 8192),
-    "by_expert": (20, 32, 128),
+    "lookup": (16, 32, 64, 128),
 }
 
 
@@ -97,27 +96,38 @@ def by_choice_configs(arch: str, tokens: int) -> Iterator[tuple]:
         yield tuple(row(arch, tile(m, n, k, group), warps, st) for n, k, warps, st in (up, down))
 
 
-def by_expert_configs(arch: str, tokens: int) -> Iterator[tuple]:
-    ups = ((64, 128, 4, 3), (32, 128, 4, 4), (32, 256, 4, 3), (64, 64, 4, 4), (64, 128, 8, 3))
-    downs = ((128, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 8, 3))
-    for m, up, down, together in itertools.product((16, 32, 64), ups, downs, (16, 32)):
-        (n, k, warps, stages), (n2, k2, warps2, stages2) = up, down
-        sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
-        sizes2 = {"BLOCK_M": m, "BLOCK_N": n2, "BLOCK_K": k2, "BLOCK_T": together}
-        yield row(arch, sizes, warps, stages), row(arch, sizes2, warps2, stages2)
+def lookup_configs(arch: str, tokens: int) -> Iterator[tuple]:
+    """One side at a time beside the other's row: programs of both end in rounds, so compare several
+    numbers of tokens."""
+    ups = (
+        (64, 128, 4, 4, 3), (64, 128, 1, 4, 3), (64, 128, 4, 4, 4), (64, 128, 4, 8, 3),
+        (32, 256, 4, 4, 3), (32, 256, 1, 4, 3), (32, 128, 4, 4, 4), (64, 256, 4, 8, 2),
+        (128, 128, 4, 8, 2),
+    )  # fmt: skip
+    for n, k, group, warps, stages in ups:
+        yield row(arch, tile(16, n, k, group), warps, stages), None
+    downs = ((128, 128, 4, 3), (128, 128, 8, 3), (128, 128, 4, 4), (64, 128, 4, 4))
+    sums = ((8, 128), (4, 128), (16, 64))
+    for (n, k, warps, stages), group, (together, columns) in itertools.product(
+        downs, (1, 4, 1 << 20), sums
+    ):
+        if columns > n:
+            continue
+        tail = {"TAIL": True, "BLOCK_T": together, "BLOCK_C": columns}
+        yield None, row(arch, tile(16, n, k, group) | tail, warps, stages)
 
 
 CONFIGS = {
     "by_token": by_token_configs,
     "shared": shared_configs,
     "by_choice": by_choice_configs,
-    "by_expert": by_expert_configs,
+    "lookup": lookup_configs,
 }
 
 
 WAYS: dict[str, Callable] = {
     "by_token": experts_by_token, "shared": experts_by_token, "by_choice": experts_by_choice,
-    "by_expert": experts_by_expert,
+    "lookup": experts_looked_up,
 }  # fmt: skip
 
 
@@ -142,7 +152,9 @@ def compile_some(job: tuple[str, str, int, int]) -> None:
     table, model, tokens, first = job
     arch = arch_of_device("cuda:0")
     weights = make_weights(model)
-    layer = make_layer(model, tokens, weights, shared=SHARED if table == "shared" else 0)
+    layer = make_layer(
+        model, tokens, weights, shared=SHARED if table in ("shared", "lookup") else 0
+    )
     run = runner(table, layer, arch)
     for rows in itertools.islice(CONFIGS[table](arch.name, tokens), first, None, PROCESSES):
         try:
@@ -163,7 +175,9 @@ def describe(config: Config) -> dict:
 def sweep(table: str, model: str, weights: dict, tokens: int, pool, path: str) -> None:
     pool.map(compile_some, [(table, model, tokens, first) for first in range(PROCESSES)])
     arch = arch_of_device("cuda:0")
-    layer = make_layer(model, tokens, weights, shared=SHARED if table == "shared" else 0)
+    layer = make_layer(
+        model, tokens, weights, shared=SHARED if table in ("shared", "lookup") else 0
+    )
     run = runner(table, layer, arch)
     expected, results = None, []
     for rows in ((None, None), *CONFIGS[table](arch.name, tokens)):

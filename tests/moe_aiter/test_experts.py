@@ -19,10 +19,10 @@ ARCHS = ("gfx942", "gfx950")
 SIZES = (0, 1, 2, 5, 16, 17, 63, 64, 65)
 
 
-def plan(by_token_choices: int, fold_rows: int, by_expert_choices: int = 0) -> TuningRow:
+def plan(by_token_choices: int, fold_rows: int, lookup_choices: int = 0) -> TuningRow:
     """A way through, whatever the table says: crossovers are tuning, not mathematics."""
     constexprs = {
-        "BY_TOKEN_CHOICES": by_token_choices, "BY_EXPERT_CHOICES": by_expert_choices,
+        "BY_TOKEN_CHOICES": by_token_choices, "LOOKUP_CHOICES": lookup_choices,
         "FOLD_ROWS": fold_rows, "FOLD_FROM": 0,
     }  # fmt: skip
     return TuningRow(
@@ -30,9 +30,9 @@ def plan(by_token_choices: int, fold_rows: int, by_expert_choices: int = 0) -> T
     )
 
 
-BY_TOKEN, BY_EXPERT = plan(128, 0), plan(0, 0, 1024)
+BY_TOKEN, LOOKED_UP = plan(128, 0), plan(0, 0, 1024)
 FOLDED, SEPARATE = plan(0, 1 << 30), plan(0, -1)
-WAYS = {"token": BY_TOKEN, "expert": BY_EXPERT, "folded": FOLDED, "separate": SEPARATE}
+WAYS = {"token": BY_TOKEN, "lookup": LOOKED_UP, "folded": FOLDED, "separate": SEPARATE}
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
@@ -80,11 +80,11 @@ def test_large_sizes(tokens, arch):
     ("way", "dtype"),
     [
         pytest.param(BY_TOKEN, torch.bfloat16, id="token-bf16"),
-        pytest.param(BY_EXPERT, torch.bfloat16, id="expert-bf16"),
+        pytest.param(LOOKED_UP, torch.bfloat16, id="lookup-bf16"),
         pytest.param(FOLDED, torch.bfloat16, id="folded-bf16"),
         pytest.param(SEPARATE, torch.bfloat16, id="separate-bf16"),
         pytest.param(BY_TOKEN, torch.float32, id="token-fp32"),
-        pytest.param(BY_EXPERT, torch.float32, id="expert-fp32"),
+        pytest.param(LOOKED_UP, torch.float32, id="lookup-fp32"),
         pytest.param(FOLDED, torch.float32, id="folded-fp32"),
     ],
 )
@@ -94,7 +94,7 @@ def test_every_way_at_odd_sizes(way, dtype):
 
 
 @pytest.mark.parametrize(("top_k", "shared"), [(1, 1), (2, 0), (6, 2), (8, 3)])
-@pytest.mark.parametrize("way", [BY_TOKEN, BY_EXPERT, FOLDED], ids=["token", "expert", "folded"])
+@pytest.mark.parametrize("way", [BY_TOKEN, LOOKED_UP, FOLDED], ids=["token", "lookup", "folded"])
 def test_top_k_and_shared_counts(top_k, shared, way):
     problem = make_problem(9, experts=11, top_k=top_k, shared=shared, hidden=64, width=32)
     assert_close(problem, run(problem, "gfx950", plan=way))
@@ -147,7 +147,7 @@ def test_more_choices_of_one_expert_than_a_row_block():
     with emulate("gfx942") as driver:
         experts(
             problem.x, problem.ids, problem.gamma, **problem.weights, out=out, arch="gfx942",
-            plan=BY_EXPERT,
+            plan=LOOKED_UP,
         )  # fmt: skip
     assert len(driver.records) == 2
     assert_close(problem, out)
@@ -155,7 +155,7 @@ def test_more_choices_of_one_expert_than_a_row_block():
 
 def test_expert_parallel_rank_that_nobody_chose():
     problem = make_problem(20, experts=4, shared=0, hidden=64, width=32)
-    for way in (FOLDED, BY_TOKEN, BY_EXPERT):
+    for way in (FOLDED, BY_TOKEN, LOOKED_UP):
         assert not run(problem, first_expert=100, plan=way).any()
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from bench.moe.gate import check, layer_passes, small_cases
 from bench.moe.problems import EXPERTS, SHARED, TOP_K, make_layer, make_weights
+from bench.moe.timing import count_launches
 from kernel_base.arch import arch_of_device
 from kernel_base.tuning import TuningRow
 from moe_aiter import GateWorkspace, experts, gate
@@ -55,9 +56,35 @@ def test_inkling_rank(weights, tokens, shared):
     assert torch.equal(first, ours(layer.calls[0]))
 
 
+@pytest.mark.parametrize("skewed", [False, True], ids=["even", "uneven"])
+@pytest.mark.parametrize("tokens", [9, 43, 64, 170])
+def test_few_choices(weights, tokens, skewed):
+    """Two launches, whose second adds up while others of its programs run: every replay alike."""
+    layer = make_layer("inkling-tp8", tokens, weights, SHARED, skewed=skewed)
+    passed, error, eager = layer_passes(ours, layer)
+    assert passed, f"error {error:.2g}, eager {eager:.2g}"
+    assert count_launches(lambda: ours(layer.calls[0])) == 3  # and the poison
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [ours(call) for call in layer.calls]
+    wanted = [ours(call) for call in layer.calls]
+    for _ in range(20):
+        graph.replay()
+        assert all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
+
+
+def test_tokens_that_all_choose_the_same(weights):
+    """Experts of eight row blocks and experts of none."""
+    layer = make_layer("inkling-tp8", 128, weights, SHARED)
+    for call in layer.calls:
+        call.ids.copy_(call.ids[:1].expand_as(call.ids).clone())
+    passed, error, eager = layer_passes(ours, layer)
+    assert passed, f"error {error:.2g}, eager {eager:.2g}"
+
+
 def test_capture(weights):
     """Every way through can be captured, and a replay computes what an eager call does."""
-    for tokens in (1, 32, 1024, 8192):
+    for tokens in (1, 32, 128, 1024, 8192):
         call = make_layer("inkling-tp8", tokens, weights, SHARED).calls[0]
         want = ours(call)
         graph = torch.cuda.CUDAGraph()
@@ -68,7 +95,7 @@ def test_capture(weights):
         assert torch.equal(out, want)
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 16, 32, 4096, 8192])
+@pytest.mark.parametrize("tokens", [1, 4, 16, 32, 128, 4096, 8192])
 def test_launches_that_start_early_see_what_came_before(weights, tokens):
     """Some launches start before the one ahead of them has ended (launch_pdl). A chain that writes
     x, routes it and runs the experts, over the same buffers for every round, gives what each round
@@ -117,8 +144,15 @@ def test_uneven_routing(weights, tokens, shared):
 @pytest.mark.parametrize("shared", [0, SHARED], ids=["routed", "with shared"])
 @pytest.mark.parametrize(
     ("tokens", "first"),
-    [(600, 8), (3000, 8), (3000, 0), (4096, 200)],
-    ids=["sorted in one launch", "in two", "the first experts", "no local expert"],
+    [(100, 8), (100, 200), (600, 8), (3000, 8), (3000, 0), (4096, 200)],
+    ids=[
+        "looked up",
+        "looked up, no local expert",
+        "sorted in one launch",
+        "in two",
+        "the first experts",
+        "no local expert",
+    ],
 )
 def test_a_range_of_experts_with_many_rows(tokens, first, shared):
     """Ranks of an expert-parallel model: blocks of 256 rows, ids of other ranks among them, ragged

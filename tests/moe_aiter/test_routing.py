@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from gcn_emulator.triton_driver import emulate
 from kernel_base.arch import ARCHS
 from kernel_base.tuning import TuningRow
-from moe_aiter.grouped import combine
+from moe_aiter.combine import combine
 from moe_aiter.register import sort_reference
 from moe_aiter.routing import ROW_ALIGN, SortedChoices, sort_choices
 

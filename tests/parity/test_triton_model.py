@@ -4,13 +4,18 @@ reference."""
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from bench.moe.timing import count_launches
 from gcn_emulator.triton_driver import emulate
+from inkling_rocm.bench.layer import Case, LayerBench
+from inkling_rocm.engine import EngineArgs
+from inkling_rocm.engine.load import load_parts
 from inkling_rocm.model import InklingModel
 from inkling_rocm.ops import resolve_ops
 from kernel_base.arch import arch_named, arch_of_device
@@ -18,6 +23,7 @@ from tests.parity.conftest import build
 from tests.parity.test_transformers import relative_error
 from tests.support.plain_host import PlainHost, run_chunks
 
+CONFIG = Path(__file__).parents[1] / "data" / "configs" / "inkling.json"
 OURS = ("attention_prologue", "rel_attention", "residual_conv_norm", "rms_norm", "embed")
 MOE = ("gate", "experts", "dense_mlp")
 
@@ -87,3 +93,36 @@ def test_tiny_models_on_a_gpu(oracle_pair, seed):
         got = logits(model, pair.config, pair.prompt[: sum(chunks)], chunks).cpu()
     assert relative_error(got, want) < 1e-5
     assert torch.equal(got.argmax(-1), want.argmax(-1))
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_launches_of_a_decode_layer():
+    """One rank of eight of the large model, every layer by itself: window and global attention, a
+    dense MLP and experts, at the batch sizes that are measured. On an H200 each op takes one
+    launch, but attention two and dense MLP and experts two."""
+    if arch_of_device("cuda").name != "sm90":
+        pytest.skip("counts are of an H200's tuning rows")
+    batches = (1, 8, 32, 128)
+    cases = [Case(rows=batch, context=8192, tokens=1) for batch in batches]
+    args = EngineArgs(
+        model_path=str(CONFIG), load_format="dummy", skip_tokenizer_init=True, rank_slice=8,
+        json_model_override_args='{"num_hidden_layers": 6}', max_running_requests=128,
+        context_length=8193, max_total_tokens=128 * (8193 + 64), chunked_prefill_size=-1,
+        device="cuda",
+    )  # fmt: skip
+    bench = LayerBench(load_parts(args), args, cases)
+    model, host = bench.parts.model, bench.host
+    kinds = {(layer.is_moe, layer.attention.window > 0) for layer in model.layers}
+    assert kinds == {(False, True), (True, True), (True, False)}
+    for case in cases:
+        bench.prepare(case)
+        x_TH = torch.randn(case.rows, model.config.text.hidden_size, device="cuda").bfloat16()
+        for layer, norm_H in zip(model.layers, model.next_norms, strict=True):
+
+            def call(layer=layer, norm_H=norm_H, x_TH=x_TH):
+                host.meta.memo.clear()
+                return layer.forward(x_TH, x_TH, norm_H, host)
+
+            launches = count_launches(call)
+            assert launches <= (10 if layer.is_moe else 9), (case.name, layer.is_moe, launches)
