@@ -20,7 +20,7 @@ from torch import Tensor
 from inkling_rocm.kernels.linear_tuning import TILES, VECTOR
 from inkling_rocm.ops.linear import linear as linear_reference
 from inkling_rocm.ops.registry import OpContext
-from kernel_base.device import drain_stores
+from kernel_base.device import arrive
 from kernel_base.tuning import TuningRow
 
 # Above FEW_TOKENS a library's product is as fast or faster (H200). But where the columns are few it
@@ -84,12 +84,8 @@ def _linear_tiles_kernel(
     if SLICES > 1:
         at = t[:, None] * columns + n[None, :]
         tl.store(partial_ptr + tl.program_id(1) * tokens * columns + at, acc, mask=mask)
-        # Every wave's stores must be out before the ticket is drawn.
-        drain_stores(t, AMD)
-        tl.debug_barrier()
         tickets_ptr += tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-        ticket = tl.atomic_add(tickets_ptr, 1, sem="acq_rel", scope="gpu")
-        if ticket < SLICES - 1:
+        if arrive(tickets_ptr, t, AMD) < SLICES - 1:
             return
         tl.debug_barrier()
         tl.store(tickets_ptr, 0)

@@ -11,13 +11,13 @@ AMD = ("gfx942", "gfx950")
 NVIDIA = ("sm80", "sm90", "sm100")
 
 
-def _row(arch, when, constexprs, num_warps, measured=False):
+def _row(arch, when, constexprs, num_warps, measured=False, **options):
     measured = measured and arch == "sm90"
     return TuningRow(
         arch=arch,
         when=when,
         constexprs=constexprs,
-        options={"num_warps": num_warps},
+        options={"num_warps": num_warps, **options},
         evidence="measured" if measured else "guess",
         source=_MEASURED if measured else _GUESS,
     )
@@ -49,14 +49,16 @@ RING_TAIL = TuningTable(
 
 
 def _residual():
+    whole = {"BLOCK_H": 1 << 20, "STREAM": False}
+    one = {"TOKENS": 1, **whole}
     for arch in AMD:
-        yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1, "KEEP": True}, 1)
-        yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1, "KEEP": True}, 8)
-        yield _row(arch, {}, {"TOKENS": 8, "KEEP": True}, 8)
+        yield _row(arch, {"hidden": (None, 1024)}, {**one, "KEEP": True}, 1)
+        yield _row(arch, {"tokens": (None, 1024)}, {**one, "KEEP": True}, 8)
+        yield _row(arch, {}, {**whole, "TOKENS": 8, "KEEP": True}, 8)
     for arch in NVIDIA:
-        yield _row(arch, {"hidden": (None, 1024)}, {"TOKENS": 1, "KEEP": True}, 2)
-        yield _row(arch, {"tokens": (None, 1024)}, {"TOKENS": 1, "KEEP": False}, 32, measured=True)
-        yield _row(arch, {}, {"TOKENS": 1, "KEEP": False}, 8, measured=True)
+        yield _row(arch, {"hidden": (None, 1024)}, {**one, "KEEP": True}, 2)
+        yield _row(arch, {"tokens": (None, 1024)}, {**one, "KEEP": False}, 32, measured=True)
+        yield _row(arch, {}, {**one, "KEEP": False}, 8, measured=True)
 
 
 RESIDUAL_CONV_NORM = TuningTable("inkling_rocm.residual_conv_norm", tuple(_residual()))
