@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 
 import torch
 import triton
@@ -24,9 +24,14 @@ from inkling_rocm.kernels.linear_tuning import TILES, VECTOR, WHOLE
 from kernel_base.arch import arch_of_device
 from kernel_base.tuning import TuningRow
 
-SHAPES = ((1664, 6144), (6144, 1024))
+# A rank of eight of the large model: local and global layers' first product, the output product;
+# the small model's.
+SHAPES = ((1664, 6144), (1408, 6144), (6144, 1024), (4096, 4096), (6656, 4096))
 COPY_RATE = 4.3e12  # bytes/s
 WEIGHT_SETS = 12
+# Programs a launch may have: enough to fill 132 multiprocessors, in not much more than one round.
+PROGRAMS = range(64, 215)
+SHARED_BYTES = (100_000, 200_000)  # two programs a multiprocessor, and one
 
 
 def vector_configs(depth: int) -> Iterator[tuple[dict, dict]]:
@@ -35,16 +40,39 @@ def vector_configs(depth: int) -> Iterator[tuple[dict, dict]]:
             yield {"BLOCK_N": n, "BLOCK_K": k}, {"num_warps": warps}
 
 
-def tile_configs(tokens: int, depth: int) -> Iterator[tuple[dict, dict]]:
+def parts_configs(tokens: int, columns: int, depth: int) -> Iterator[tuple[dict, dict]]:
+    m = max(triton.next_power_of_2(tokens), 8)
+    for n, parts, k in product((16, 32), (4, 8), (64, 128, 256)):
+        shared = 2 * parts * k * (m + n)
+        for stages in (3, 4, 6):
+            if m <= 16 and depth % (parts * k) == 0 and 70_000 <= stages * shared <= 225_000:
+                sizes = {"PARTS": parts, "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
+                yield sizes, {"num_warps": parts, "num_stages": stages}
+
+
+def tile_configs(tokens: int, columns: int, depth: int) -> Iterator[tuple[dict, dict]]:
     """Tiles over the whole depth or a slice of it."""
-    m = max(triton.next_power_of_2(tokens), 16)
-    slices = (WHOLE,) if depth <= 1024 else (1024, 1536, 3072, WHOLE)
-    for n, k, depth_of_one in product((16, 32, 64), (64, 128, 256, 512), slices):
+    m = max(triton.next_power_of_2(tokens), 8)
+    for n, k, slices in product((32, 64, 128, 256), (64, 128), range(1, 13)):
+        depth_of_one = triton.cdiv(depth, slices * k) * k
+        if triton.cdiv(depth, depth_of_one) != slices:
+            continue
+        if triton.cdiv(columns, n) * slices not in PROGRAMS or (n == 256 and m < 128):
+            continue
         sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": depth_of_one}
-        for warps, stages in product((2, 4, 8), (3, 4, 6)):
-            shared = stages * 2 * k * (m + n)
-            if 32 * 1024 <= shared <= 200 * 1024 and m * n >= 128 * warps:
-                yield sizes, {"num_warps": warps, "num_stages": stages}
+        for warps, shared in product((4, 8), SHARED_BYTES):
+            stages = min(shared // (2 * k * (m + n)), 8, depth_of_one // k + 1)
+            tile_a_warp = m * n // warps
+            if stages < 3 or tile_a_warp > 4096 or tile_a_warp < 128:
+                continue
+            for tail in tails(m, slices):
+                yield sizes | {"TAIL": tail}, {"num_warps": warps, "num_stages": stages}
+
+
+def tails(m: int, slices: int) -> tuple[int, ...]:
+    if slices == 1:
+        return (0,)
+    return (8, 16, 32) if m == 128 else (0, 8, 32) if m == 64 else (0, min(m, 16))
 
 
 def candidates(
@@ -56,9 +84,10 @@ def candidates(
         table = VECTOR if tokens == 1 else TILES
         yield table.select(arch, tokens=tokens, bits=16, depth=depth, columns=columns)
         return
-    for constexprs, options in (
-        vector_configs(depth) if tokens == 1 else tile_configs(tokens, depth)
-    ):
+    configs = [vector_configs(depth)]
+    if tokens > 1:
+        configs = [make(tokens, columns, depth) for make in (parts_configs, tile_configs)]
+    for constexprs, options in chain(*configs):
         yield TuningRow(
             arch=arch, constexprs=constexprs, options=options, evidence="guess", source="candidate"
         )

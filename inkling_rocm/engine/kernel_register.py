@@ -146,8 +146,8 @@ ENTRIES = (
             KernelEntry(name=table.kernel, kernels=(kernel,), table=table, cases=_linear_cases)
         )
         for table, kernel in (
-            (VECTOR, "inkling_rocm.kernels.linear:_linear_vector_kernel"),
-            (TILES, "inkling_rocm.kernels.linear:_linear_tiles_kernel"),
+            (VECTOR, "inkling_rocm.kernels.linear_kernels:_linear_vector_kernel"),
+            (TILES, "inkling_rocm.kernels.linear_kernels:_linear_tiles_kernel"),
         )
     ),
     *VERIFICATION_ENTRIES,

@@ -1,12 +1,4 @@
-"""linear of few tokens in one launch: y = x W^T, every weight read once.
-
-One token: a program owns BLOCK_N rows of W over the whole depth and multiplies them with the token
-elementwise, added up at the end; there are as many loads in flight as a program has registers for.
-
-More: tiles, with the depth split over programs where the columns are too few to fill the GPU. The
-program of a tile that ends last (an integer ticket) adds the slices' fp32 sums in their
-order, where libraries need a second launch. Which one that is does not show in the result.
-"""
+"""linear of few tokens in one launch: the launcher of linear_kernels.py, and the op."""
 
 from __future__ import annotations
 
@@ -14,88 +6,25 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
+from inkling_rocm.kernels.linear_kernels import (
+    _linear_parts_kernel,
+    _linear_tiles_kernel,
+    _linear_vector_kernel,
+)
 from inkling_rocm.kernels.linear_tuning import TILES, VECTOR
 from inkling_rocm.ops.linear import linear as linear_reference
 from inkling_rocm.ops.registry import OpContext
-from kernel_base.device import arrive
 from kernel_base.tuning import TuningRow
 
 # Above FEW_TOKENS a library's product is as fast or faster (H200). But where the columns are few it
 # splits the depth and takes a second launch; up to MAX_TOKENS this one takes the place of both,
 # unless the depth is so short that nobody splits it.
-FEW_TOKENS, MAX_TOKENS = 16, 64
+FEW_TOKENS, MAX_TOKENS = 16, 128
 FEW_COLUMNS, SHORT_DEPTH = 2048, 1024
 # Most tiles of a split product.
 TICKETS = 4096
-
-
-@triton.jit
-def _linear_vector_kernel(
-    out_ptr, x_ptr, w_ptr, columns, DEPTH: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
-    rows = w_ptr + tl.minimum(n, columns - 1)[:, None].to(tl.int64) * DEPTH
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for start in tl.static_range(0, DEPTH, BLOCK_K):
-        if start + BLOCK_K <= DEPTH:
-            x = tl.load(x_ptr + start + k)
-            w = tl.load(rows + (start + k)[None, :])
-        else:
-            mask = start + k < DEPTH
-            x = tl.load(x_ptr + start + k, mask=mask, other=0.0)
-            w = tl.load(rows + (start + k)[None, :], mask=mask[None, :], other=0.0)
-        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
-    y = tl.sum(acc, 1)
-    tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < columns)
-
-
-@triton.jit(do_not_specialize=("tokens",))
-def _linear_tiles_kernel(
-    out_ptr, partial_ptr, tickets_ptr, x_ptr, w_ptr, tokens, columns, depth, stride_x, stride_out,
-    SLICES: tl.constexpr, EVEN_K: tl.constexpr, AMD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
-):  # fmt: skip
-    t = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    first = tl.program_id(1) * SLICE
-    mask_t = (t < tokens)[:, None]
-    mask = mask_t & (n < columns)[None, :]
-    x_ptrs = x_ptr + first + t[:, None].to(tl.int64) * stride_x + k[None, :]
-    # Columns past the end repeat the last one and are never stored: cheaper than masking weights.
-    rows = tl.minimum(n, columns - 1)[None, :].to(tl.int64)
-    w_ptrs = w_ptr + first + rows * depth + k[:, None]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, tl.minimum(SLICE, depth - first), BLOCK_K):
-        if EVEN_K:
-            x = tl.load(x_ptrs + start, mask=mask_t, other=0.0)
-            w = tl.load(w_ptrs + start)
-        else:
-            mask_k = k < depth - first - start
-            x = tl.load(x_ptrs + start, mask=mask_t & mask_k[None, :], other=0.0)
-            w = tl.load(w_ptrs + start, mask=mask_k[:, None], other=0.0)
-        acc = tl.dot(x, w, acc, input_precision="ieee")
-    if SLICES > 1:
-        at = t[:, None] * columns + n[None, :]
-        tl.store(partial_ptr + tl.program_id(1) * tokens * columns + at, acc, mask=mask)
-        tickets_ptr += tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-        if arrive(tickets_ptr, t, AMD) < SLICES - 1:
-            return
-        tl.debug_barrier()
-        tl.store(tickets_ptr, 0)
-        # The programs that wrote these ran on other compute units: read past this one's L1.
-        acc = tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
-        for _ in tl.static_range(1, SLICES):
-            partial_ptr += tokens * columns
-            acc += tl.load(partial_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
-    out_ptrs = out_ptr + t[:, None].to(tl.int64) * stride_out + n[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def make_tickets(device: torch.device) -> Tensor:
@@ -142,23 +71,44 @@ def linear(
         )
     elif T > 1:
         row = row or TILES.select(arch, **facts)
-        c: dict[str, Any] = dict(row.constexprs)
-        tiles, blocks = triton.cdiv(M, c["BLOCK_N"]), triton.cdiv(T, c["BLOCK_M"])
-        # A slice longer than the depth is the whole depth; so is one of too many tiles.
-        if tiles * blocks > TICKETS or c["SLICE"] > N:
-            c["SLICE"] = triton.cdiv(N, c["BLOCK_K"]) * c["BLOCK_K"]
-        slices = triton.cdiv(N, c["SLICE"])
-        even = N % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0
-        partial = None
-        if slices > 1:
-            partial = torch.empty(slices, T, M, dtype=torch.float32, device=x_TN.device)
-            tickets = make_tickets(x_TN.device) if tickets is None else tickets
-        _linear_tiles_kernel[(tiles, slices, blocks)](
-            out, partial, tickets, x_TN, weight_MN, T, M, N, x_TN.stride(0), out.stride(0),
-            SLICES=slices, EVEN_K=even,
-            AMD=arch.startswith("gfx"), **c, **row.launch_options(),
-        )  # fmt: skip
+        if "PARTS" in row.constexprs:
+            _launch_parts(out, x_TN, weight_MN, row)
+        else:
+            _launch_tiles(out, x_TN, weight_MN, tickets, arch, row)
     return out
+
+
+def _launch_parts(out: Tensor, x_TN: Tensor, weight_MN: Tensor, row: TuningRow) -> None:
+    (T, N), M, c = x_TN.shape, weight_MN.shape[0], row.constexprs
+    if c["BLOCK_M"] < T:
+        raise ValueError(f"linear: {T} tokens, row {dict(c)}; wanted a row of a BLOCK_M for them")
+    _linear_parts_kernel[(triton.cdiv(M, c["BLOCK_N"]),)](
+        out, x_TN, weight_MN, T, M, N, x_TN.stride(0), out.stride(0),
+        EVEN_K=N % (c["PARTS"] * c["BLOCK_K"]) == 0, **row.launch_kwargs(),
+    )  # fmt: skip
+
+
+def _launch_tiles(
+    out: Tensor, x_TN: Tensor, weight_MN: Tensor, tickets: Tensor | None, arch: str, row: TuningRow
+) -> None:
+    (T, N), M = x_TN.shape, weight_MN.shape[0]
+    c: dict[str, Any] = dict(row.constexprs)
+    tiles = triton.cdiv(M, c["BLOCK_N"]) * triton.cdiv(T, c["BLOCK_M"])
+    # A slice longer than the depth is the whole depth; so is one of too many tiles.
+    if tiles > TICKETS or c["SLICE"] > N:
+        c["SLICE"] = triton.cdiv(N, c["BLOCK_K"]) * c["BLOCK_K"]
+    slices, tails, partial = triton.cdiv(N, c["SLICE"]), 0, None
+    if slices > 1:
+        partial = torch.empty(slices, T, M, dtype=torch.float32, device=x_TN.device)
+        tickets = make_tickets(x_TN.device) if tickets is None else tickets
+        tails = c["BLOCK_M"] // c["TAIL"] if c["TAIL"] else 0
+    else:
+        c["TAIL"] = 0
+    even = N % c["BLOCK_K"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0
+    _linear_tiles_kernel[(tiles * (slices + tails),)](
+        out, partial, tickets, x_TN, weight_MN, T, M, N, x_TN.stride(0), out.stride(0),
+        SLICES=slices, EVEN_K=even, AMD=arch.startswith("gfx"), **c, **row.launch_options(),
+    )  # fmt: skip
 
 
 class Linear:

@@ -89,7 +89,7 @@ def _residual_conv_norm_kernel(
         x_at, second_at = token * stride_x_t, token * stride_second_t
         inputs = ()
         totals = ()
-        squares = tl.zeros([BLOCK_H], tl.float32)
+        square = 0.0
         for part in tl.static_range(PARTS):
             offs = part * BLOCK_H + channels
             mask = offs < H
@@ -132,8 +132,8 @@ def _residual_conv_norm_kernel(
             total = total.to(residual.dtype)
             inputs = inputs + (x,)  # type: ignore[assignment]  # noqa: RUF005
             totals = totals + (total,)  # type: ignore[assignment]  # noqa: RUF005
-            squares += total.to(tl.float32) * total.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(squares, 0) / H + eps)
+            square += tl.sum(total.to(tl.float32) * total.to(tl.float32), 0)
+        scale = tl.rsqrt(square / H + eps)
         for part in tl.static_range(PARTS):
             offs = part * BLOCK_H + channels
             mask = offs < H

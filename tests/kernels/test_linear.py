@@ -22,9 +22,9 @@ def problem(tokens, columns, depth, dtype, device="cpu"):
     return x, w
 
 
-def run(x, w, arch):
+def run(x, w, arch, **options):
     out = torch.full((len(x), len(w)), float("nan"), device=x.device, dtype=x.dtype)
-    return linear(x, w, arch=arch, out=out)
+    return linear(x, w, arch=arch, out=out, **options)
 
 
 def within_budget(got, x, w):
@@ -47,24 +47,39 @@ def test_against_float64(arch, tokens, dtype):
     assert within_budget(got, x, w)
 
 
+@pytest.mark.parametrize("tail", [0, 8])
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_slices_of_the_depth_in_one_launch(arch, dtype):
-    """Two token blocks, three slices, the last one short. A row does not depend on
+def test_slices_of_the_depth_in_one_launch(arch, dtype, tail):
+    """Two token blocks, three slices, the last one short; added by the program that ends last, or
+    by programs of their own, which no row of gfx942 or gfx950 asks for. A row does not depend on
     the others."""
     depth = 600
     row = TILES.select(arch, tokens=21, bits=dtype.itemsize * 8, depth=depth, columns=61)
-    sizes = {"BLOCK_M": 16, "SLICE": 256}
+    sizes = {"BLOCK_M": 16, "SLICE": 256, "TAIL": tail}
     row = replace(row, constexprs=row.constexprs | sizes)
     x, w = problem(21, 61, depth, dtype)
     tickets = make_tickets(x.device)
     with emulate(arch) as driver:
-        got = linear(x, w, arch=arch, row=row, tickets=tickets)
-        part = linear(x[3:7], w, arch=arch, row=row, tickets=tickets)
+        got = run(x, w, arch, row=row, tickets=tickets)
+        part = run(x[3:7], w, arch, row=row, tickets=tickets)
     assert [record.name for record in driver.records] == ["_linear_tiles_kernel"] * 2
     assert not tickets.any(), "the kernel leaves the tickets as it found them"
     assert within_budget(got, x, w)
     assert torch.equal(part, got[3:7])
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("depth", [512, 600])
+def test_the_depth_in_parts_of_one_program(arch, depth):
+    sizes = {"PARTS": 4, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 64}
+    row = TILES.select(arch, tokens=7, bits=16, depth=depth, columns=61)
+    row = replace(row, constexprs=sizes)
+    x, w = problem(7, 61, depth, torch.bfloat16)
+    with emulate(arch) as driver:
+        got = run(x, w, arch, row=row)
+    assert [record.name for record in driver.records] == ["_linear_parts_kernel"]
+    assert within_budget(got, x, w)
 
 
 def test_the_budget_sees_a_dropped_column():
