@@ -60,6 +60,7 @@ def tile_configs(tokens: int, columns: int, depth: int) -> Iterator[tuple[dict, 
         if triton.cdiv(columns, n) * slices not in PROGRAMS or (n == 256 and m < 128):
             continue
         sizes = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SLICE": depth_of_one}
+        sizes["W_FIRST"] = True
         for warps, shared in product((4, 8), SHARED_BYTES):
             stages = min(shared // (2 * k * (m + n)), 8, depth_of_one // k + 1)
             tile_a_warp = m * n // warps

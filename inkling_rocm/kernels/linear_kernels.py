@@ -6,8 +6,8 @@ elementwise, added up at the end; there are as many loads in flight as a program
 A few: the same with matrix instructions, the depth in PARTS that warps of one program sum side by
 side. Nothing is exchanged between programs, but each reads all of x.
 
-More: tiles of BLOCK_N columns and BLOCK_M tokens. W's rows are the rows of the matrix instruction,
-of which it has at least 16 (Hopper 64); tokens may be fewer. Where the columns are too few to fill
+More: tiles of BLOCK_N columns and BLOCK_M tokens. With W_FIRST the columns are the rows of the
+matrix instruction: Hopper's has 64, which tokens may be fewer than. Where the columns are too few to fill
 the GPU the depth is split in slices, whose fp32 sums are added in their order, where libraries need
 a second launch: by programs behind all others in the grid, TAIL tokens each, that wait for their
 tile; or (TAIL = 0) by the program of a tile that ends last. Who ends last does not show.
@@ -121,7 +121,8 @@ def _add_tile_part(
 def _linear_tiles_kernel(
     out_ptr, partial_ptr, tickets_ptr, x_ptr, w_ptr, tokens, columns, depth, stride_x, stride_out,
     SLICES: tl.constexpr, EVEN_K: tl.constexpr, AMD: tl.constexpr, TAIL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE: tl.constexpr,
+    W_FIRST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SLICE: tl.constexpr,
 ):  # fmt: skip
     tiles_n = tl.cdiv(columns, BLOCK_N)
     tiles = tl.cdiv(tokens, BLOCK_M) * tiles_n
@@ -135,25 +136,34 @@ def _linear_tiles_kernel(
         mask_t = (t < tokens)[:, None]
         x_ptrs = x_ptr + first + t[:, None].to(tl.int64) * stride_x + k[None, :]
         # Columns past the end repeat the last one and are never stored.
-        rows = tl.minimum(n, columns - 1)[:, None].to(tl.int64)
-        w_ptrs = w_ptr + first + rows * depth + k[None, :]
-        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        rows = tl.minimum(n, columns - 1).to(tl.int64) * depth
+        if W_FIRST:
+            w_ptrs = w_ptr + first + rows[:, None] + k[None, :]
+            acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        else:
+            w_ptrs = w_ptr + first + rows[None, :] + k[:, None]
+            acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, tl.minimum(SLICE, depth - first), BLOCK_K):
             if EVEN_K:
                 x = tl.load(x_ptrs + start, mask=mask_t, other=0.0)
                 w = tl.load(w_ptrs + start)
             else:
-                mask_k = (k < depth - first - start)[None, :]
-                x = tl.load(x_ptrs + start, mask=mask_t & mask_k, other=0.0)
-                w = tl.load(w_ptrs + start, mask=mask_k, other=0.0)
-            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-        mask = (t < tokens)[None, :] & (n < columns)[:, None]
+                mask_k = k < depth - first - start
+                mask_w = mask_k[None, :] if W_FIRST else mask_k[:, None]
+                x = tl.load(x_ptrs + start, mask=mask_t & mask_k[None, :], other=0.0)
+                w = tl.load(w_ptrs + start, mask=mask_w, other=0.0)
+            if W_FIRST:
+                acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+            else:
+                acc = tl.dot(x, w, acc, input_precision="ieee")
+        y = tl.trans(acc) if W_FIRST else acc
+        mask = (t < tokens)[:, None] & (n < columns)[None, :]
         if SLICES == 1:
-            out_ptrs = out_ptr + t[None, :].to(tl.int64) * stride_out + n[:, None]
-            tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
+            out_ptrs = out_ptr + t[:, None].to(tl.int64) * stride_out + n[None, :]
+            tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=mask)
         else:
-            at = t[None, :] * columns + n[:, None]
-            tl.store(partial_ptr + slice * tokens * columns + at, acc, mask=mask)
+            at = t[:, None] * columns + n[None, :]
+            tl.store(partial_ptr + slice * tokens * columns + at, y, mask=mask)
             arrived = arrive(tickets_ptr + tile, t, AMD)
             if TAIL == 0:
                 if arrived == SLICES - 1:

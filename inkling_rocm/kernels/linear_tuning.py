@@ -73,7 +73,8 @@ def _tile_rows():
 
 def _tile_row(arch, bits, tokens, depth, tile, options, measured=False) -> TuningRow:
     when = {"bits": bits, "tokens": (None, tokens), "depth": (None, depth)}
-    sizes = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "SLICE", "TAIL"), (*tile, 0), strict=True))
+    sizes = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "SLICE"), tile, strict=True))
+    sizes |= {"TAIL": 0, "W_FIRST": False}
     return _row(arch, when, sizes, options, measured)
 
 

@@ -14,6 +14,7 @@ from inkling_rocm.kernels.linear import MAX_TOKENS, Linear, linear, make_tickets
 from inkling_rocm.kernels.linear_tuning import TILES
 from inkling_rocm.ops.registry import OpContext
 from kernel_base.arch import arch_named, arch_of_device
+from tests.support.offline import compile_only
 
 
 def problem(tokens, columns, depth, dtype, device="cpu"):
@@ -56,14 +57,19 @@ def test_slices_of_the_depth_in_one_launch(arch, dtype, tail):
     the others."""
     depth = 600
     row = TILES.select(arch, tokens=21, bits=dtype.itemsize * 8, depth=depth, columns=61)
-    sizes = {"BLOCK_M": 16, "SLICE": 256, "TAIL": tail}
+    sizes = {"BLOCK_M": 16, "SLICE": 256, "TAIL": tail, "W_FIRST": tail > 0}
     row = replace(row, constexprs=row.constexprs | sizes)
     x, w = problem(21, 61, depth, dtype)
     tickets = make_tickets(x.device)
-    with emulate(arch) as driver:
+    with emulate(arch, counters=True) as driver:
         got = run(x, w, arch, row=row, tickets=tickets)
         part = run(x[3:7], w, arch, row=row, tickets=tickets)
     assert [record.name for record in driver.records] == ["_linear_tiles_kernel"] * 2
+    # The emulator runs programs in their order, so it would not miss a wait: it is counted.
+    tiles = 2 * -(-61 // row.constexprs["BLOCK_N"])
+    products, tails = tiles * 3, tiles * 2 if tail else 0
+    atomics = driver.records[0].counters.total("global_atomic")
+    assert atomics == products + 2 * tails, "each product arrives, each tail waits and arrives"
     assert not tickets.any(), "the kernel leaves the tickets as it found them"
     assert within_budget(got, x, w)
     assert torch.equal(part, got[3:7])
@@ -80,6 +86,19 @@ def test_the_depth_in_parts_of_one_program(arch, depth):
         got = run(x, w, arch, row=row)
     assert [record.name for record in driver.records] == ["_linear_parts_kernel"]
     assert within_budget(got, x, w)
+
+
+def test_tails_wait_on_hopper():
+    """In the code of the measured rows too an acquiring read comes before the slices' sums."""
+    x = torch.empty(128, 6144, dtype=torch.bfloat16, device="meta")
+    w = torch.empty(1664, 6144, dtype=torch.bfloat16, device="meta")
+    row = TILES.select("sm90", tokens=128, bits=16, depth=6144, columns=1664)
+    assert row.constexprs["TAIL"] > 0
+    with compile_only("sm90") as kernels:
+        linear(x, w, arch="sm90", row=row, tickets=torch.empty(64, device="meta").int())
+    text = kernels[-1].asm["ptx"]
+    waits, sums = text.index("acquire"), text.index("ld.global.cg")
+    assert waits < sums
 
 
 def test_the_budget_sees_a_dropped_column():
