@@ -17,10 +17,10 @@ import torch
 import triton
 from torch import Tensor
 
-from bench.moe.timing import time_calls
+from bench.moe.timing import count_launches, time_calls
 from bench.rows import result_row
-from inkling_rocm.kernels.linear import linear
-from inkling_rocm.kernels.linear_tuning import TILES, VECTOR, WHOLE
+from inkling_rocm.kernels.linear import linear, make_tickets
+from inkling_rocm.kernels.linear_tuning import TILES, VECTOR
 from kernel_base.arch import arch_of_device
 from kernel_base.tuning import TuningRow
 
@@ -73,7 +73,7 @@ def tile_configs(tokens: int, columns: int, depth: int) -> Iterator[tuple[dict, 
 def tails(m: int, slices: int) -> tuple[int, ...]:
     if slices == 1:
         return (0,)
-    return (8, 16, 32) if m == 128 else (0, 8, 32) if m == 64 else (0, min(m, 16))
+    return (0, 16, 32, 64, 128) if m == 128 else (0, min(m, 32), m)
 
 
 def candidates(
@@ -94,14 +94,17 @@ def candidates(
         )
 
 
-def product_of(x: Tensor, w: Tensor, arch: str, row: TuningRow | None) -> Tensor:
-    return torch.nn.functional.linear(x, w) if row is None else linear(x, w, arch=arch, row=row)
-
-
 def tune(tokens: list[int], out: str | None, only_table: bool) -> None:
     """Append a row for each configuration (or the table's alone), and one for torch, to the file
     `out`; None = only compile, which several processes may do at once."""
     arch, device = arch_of_device("cuda:0").name, torch.cuda.get_device_name()
+    tickets = make_tickets(torch.device("cuda"))
+
+    def product_of(x: Tensor, w: Tensor, row: TuningRow | None) -> Tensor:
+        if row is None:
+            return torch.nn.functional.linear(x, w)
+        return linear(x, w, arch=arch, row=row, tickets=tickets)
+
     for (columns, depth), count in product(SHAPES, tokens):
         shape = (WEIGHT_SETS, columns, depth)
         weights = torch.randn(shape, device="cuda", dtype=torch.bfloat16) / depth**0.5
@@ -111,12 +114,15 @@ def tune(tokens: list[int], out: str | None, only_table: bool) -> None:
         for row in candidates(arch, columns, depth, count, only_table):
             how = {} if row is None else row.launch_kwargs()
             try:
-                got = product_of(x, weights[0], arch, row)
+                got = product_of(x, weights[0], row)
                 if out is None:
                     continue
                 times = time_calls(
-                    lambda i, x=x, weights=weights, row=row: product_of(x, weights[i], arch, row),
+                    lambda i, x=x, weights=weights, row=row: product_of(x, weights[i], row),
                     WEIGHT_SETS,
+                )
+                launches = count_launches(
+                    lambda x=x, weights=weights, row=row: product_of(x, weights[0], row)
                 )
             except (triton.CompilationError, triton.OutOfResources, RuntimeError) as fault:
                 print(columns, depth, count, how, type(fault).__name__, flush=True)
@@ -126,13 +132,13 @@ def tune(tokens: list[int], out: str | None, only_table: bool) -> None:
                 "linear", f"T={count} [{columns}, {depth}]", device=device, arch=arch,
                 gate="pass" if error < 4e-3 else f"relative error {error:.1e}",
                 evidence="measured", variant="triton" if how else "torch",
-                floor_us=round(floor, 2), **how, **times,
+                floor_us=round(floor, 2), launches=launches, **how, **times,
             )  # fmt: skip
             with open(out, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(
-                f"{line['case']:22} {line['gate']} {times['p50_us']:7.2f} us, floor {floor:.2f} "
-                f"{how or 'torch'}",
+                f"{line['case']:22} {line['gate']} {times['p50_us']:7.2f} us in {launches}, floor "
+                f"{floor:.2f} {how or 'torch'}",
                 flush=True,
             )
 

@@ -104,17 +104,18 @@ def linear(rows: list[dict]) -> str:
         if row["gate"] == "pass":
             cases.setdefault(row["case"], []).append(row)
     lines = [
-        "| tokens, [columns, depth] | torch, us | one launch, us | floor, us | evidence |",
+        "| tokens, [columns, depth] | torch, us (launches) | ours, us | floor, us | evidence |",
         "|---|---|---|---|---|",
     ]
     for case, all_found in cases.items():
         found = [row for row in all_found if row["commit"] == all_found[-1]["commit"]]
-        best = {
-            variant: min(row["p50_us"] for row in found if row["variant"] == variant)
+        torch, ours = (
+            min((row for row in found if row["variant"] == variant), key=lambda row: row["p50_us"])
             for variant in ("torch", "triton")
-        }
+        )
+        launches = f" ({torch['launches']})" if "launches" in torch else ""
         lines.append(
-            f"| {case} | {best['torch']} | {best['triton']} | {found[0]['floor_us']} | "
+            f"| {case} | {torch['p50_us']}{launches} | {ours['p50_us']} | {found[0]['floor_us']} | "
             f"{evidence(found[0])} |"
         )
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from kernel_base.tuning import TuningRow
 # Above FEW_TOKENS a library's product is as fast or faster (H200). But where the columns are few it
 # splits the depth and takes a second launch; up to MAX_TOKENS this one takes the place of both,
 # unless the depth is so short that nobody splits it.
-FEW_TOKENS, MAX_TOKENS = 16, 128
+FEW_TOKENS, MAX_TOKENS = 32, 128
 FEW_COLUMNS, SHORT_DEPTH = 2048, 1024
 # Most tiles of a split product.
 TICKETS = 4096
@@ -79,9 +79,10 @@ def linear(
 
 
 def _launch_parts(out: Tensor, x_TN: Tensor, weight_MN: Tensor, row: TuningRow) -> None:
-    (T, N), M, c = x_TN.shape, weight_MN.shape[0], row.constexprs
+    (T, N), M = x_TN.shape, weight_MN.shape[0]
+    c: dict[str, Any] = dict(row.constexprs)
     if c["BLOCK_M"] < T:
-        raise ValueError(f"linear: {T} tokens, row {dict(c)}; wanted a row of a BLOCK_M for them")
+        raise ValueError(f"linear: {T} tokens, row {c}; wanted a BLOCK_M for all of them")
     _linear_parts_kernel[(triton.cdiv(M, c["BLOCK_N"]),)](
         out, x_TN, weight_MN, T, M, N, x_TN.stride(0), out.stride(0),
         EVEN_K=N % (c["PARTS"] * c["BLOCK_K"]) == 0, **row.launch_kwargs(),

@@ -7,10 +7,11 @@ A few: the same with matrix instructions, the depth in PARTS that warps of one p
 side. Nothing is exchanged between programs, but each reads all of x.
 
 More: tiles of BLOCK_N columns and BLOCK_M tokens. With W_FIRST the columns are the rows of the
-matrix instruction: Hopper's has 64, which tokens may be fewer than. Where the columns are too few to fill
-the GPU the depth is split in slices, whose fp32 sums are added in their order, where libraries need
-a second launch: by programs behind all others in the grid, TAIL tokens each, that wait for their
-tile; or (TAIL = 0) by the program of a tile that ends last. Who ends last does not show.
+matrix instruction: Hopper's has 64, which tokens may be fewer than. Where the columns are too few
+to fill the GPU the depth is split in slices, whose fp32 sums are added in their order, where
+libraries need a second launch: by the program of a tile that ends last, or (TAIL) by programs
+behind all others in the grid, TAIL tokens each, that wait for their tile. Who ends last does not
+show.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def _linear_tiles_kernel(
             at = t[:, None] * columns + n[None, :]
             tl.store(partial_ptr + slice * tokens * columns + at, y, mask=mask)
             arrived = arrive(tickets_ptr + tile, t, AMD)
-            if TAIL == 0:
+            if TAIL == 0:  # noqa: SIM102 - known to the compiler, unlike the next
                 if arrived == SLICES - 1:
                     tl.debug_barrier()
                     tl.store(tickets_ptr + tile, 0)

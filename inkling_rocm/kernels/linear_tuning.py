@@ -55,9 +55,9 @@ def _tile_rows():
             (16, 16, None, (16, 32, 128, 1536), two),
             (16, None, None, (64, 64, 64, 1536), two),
         ):
-            yield _tile_row(
-                arch, bits, tokens, depth, tile, {**options, "matrix_instr_nonkdim": 16}
-            )
+            when = {"bits": bits, "tokens": (None, tokens), "depth": (None, depth)}
+            yield _tile_row(arch, when, tile, {**options, "matrix_instr_nonkdim": 16})
+    yield from _hopper_rows()
     for arch in ("sm80", "sm90", "sm100"):
         for bits, tokens, depth, tile, warps, stages in (
             (32, None, None, (16, 32, 64, 512), 4, 3),
@@ -66,16 +66,39 @@ def _tile_rows():
             (16, 32, None, (32, 32, 128, 1536), 4, 4),
             (16, None, None, (64, 64, 64, 1536), 4, 6),
         ):
-            options = {"num_warps": warps, "num_stages": stages}
-            measured = arch == "sm90" and bits == 16
-            yield _tile_row(arch, bits, tokens, depth, tile, options, measured)
+            if bits == 32 or arch != "sm90":
+                when = {"bits": bits, "tokens": (None, tokens), "depth": (None, depth)}
+                yield _tile_row(arch, when, tile, {"num_warps": warps, "num_stages": stages})
 
 
-def _tile_row(arch, bits, tokens, depth, tile, options, measured=False) -> TuningRow:
-    when = {"bits": bits, "tokens": (None, tokens), "depth": (None, depth)}
+def _hopper_rows():
+    """Columns as rows of the matrix instruction, of 64 weight rows; 100 to 200 KB in flight. A
+    program of its own that adds (TAIL) pays where there is much to add: at 128 tokens."""
+    few = (None, 2048)  # columns that do not fill the GPU without slices
+    when = {"bits": 16, "tokens": (None, 8), "depth": (1025, None), "columns": (None, 4096)}
+    sizes = {"PARTS": 4, "BLOCK_M": 8, "BLOCK_N": 16, "BLOCK_K": 128}
+    yield _row("sm90", when, sizes, {"num_warps": 4, "num_stages": 4}, True)
+    for tokens, columns, tile, warps, stages, tail in (
+        (16, (None, 1408), (16, 64, 128, 1024), 4, 4, 0),
+        (16, few, (16, 64, 64, 1280), 4, 8, 0),
+        (32, (None, 1408), (32, 64, 128, 1024), 4, 4, 0),
+        (32, few, (32, 64, 64, 1280), 4, 8, 0),
+        (64, few, (64, 64, 64, 1536), 4, 8, 0),
+        (128, (None, 1408), (128, 64, 128, 1024), 8, 4, 32),
+        (128, few, (128, 64, 128, 1280), 8, 4, 32),
+    ):
+        when = {"bits": 16, "tokens": (None, tokens), "depth": (1025, None), "columns": columns}
+        options = {"num_warps": warps, "num_stages": stages}
+        yield _tile_row("sm90", when, tile, options, True, tail=tail, w_first=True)
+    for tokens in (8, 16, 32, 64, 128):
+        tile = (tokens, 64, 128 if tokens <= 32 else 64, WHOLE)
+        when, options = {"bits": 16, "tokens": (None, tokens)}, {"num_warps": 4, "num_stages": 8}
+        yield _tile_row("sm90", when, tile, options, True, w_first=True)
+
+
+def _tile_row(arch, when, tile, options, measured=False, *, tail=0, w_first=False) -> TuningRow:
     sizes = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "SLICE"), tile, strict=True))
-    sizes |= {"TAIL": 0, "W_FIRST": False}
-    return _row(arch, when, sizes, options, measured)
+    return _row(arch, when, sizes | {"TAIL": tail, "W_FIRST": w_first}, options, measured)
 
 
 VECTOR = TuningTable("inkling_rocm.linear_vector", tuple(_vector_rows()))

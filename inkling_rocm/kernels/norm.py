@@ -24,13 +24,7 @@ def normed(x, weight, eps, N: tl.constexpr, AXIS: tl.constexpr):
     past N are 0 and do not count."""
     wide = x.to(tl.float32)
     mean = tl.sum(wide * wide, AXIS, keep_dims=True) / N
-    return scaled(x, tl.rsqrt(mean + eps), weight)
-
-
-@triton.jit
-def scaled(x, scale, weight):
-    """The norm's second half: rounded to x's dtype before the weight, in fp32 after it."""
-    unit = (x.to(tl.float32) * scale).to(x.dtype)
+    unit = (wide * tl.rsqrt(mean + eps)).to(x.dtype)
     return unit.to(tl.float32) * weight.to(tl.float32)
 
 

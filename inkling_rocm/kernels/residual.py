@@ -27,21 +27,18 @@ from inkling_rocm.kernels.checks import (
     writes_in_place,
 )
 from inkling_rocm.kernels.conv import in_snapshot, past_source, store_tails
-from inkling_rocm.kernels.norm import scaled
+from inkling_rocm.kernels.norm import normed
 from inkling_rocm.kernels.tuning import RESIDUAL_CONV_NORM
 from kernel_base.arch import Arch
 from kernel_base.tuning import TuningRow
 
 
 @triton.jit
-def _raw_input(x_ptr, second_ptr, at, second_at, offs, mask, STREAM: tl.constexpr):
+def _raw_input(x_ptr, second_ptr, at, second_at, offs, mask):
     """The convolution's input: partial sums added in fp32, rounded to the model dtype."""
-    past_l1: tl.constexpr = ".cg" if STREAM else ""
-    x = tl.load(x_ptr + at + offs, mask=mask, other=0.0, cache_modifier=past_l1)
+    x = tl.load(x_ptr + at + offs, mask=mask, other=0.0)
     if second_ptr is not None:
-        second = tl.load(
-            second_ptr + second_at + offs, mask=mask, other=0.0, cache_modifier=past_l1
-        )
+        second = tl.load(second_ptr + second_at + offs, mask=mask, other=0.0)
         x = (x.to(tl.float32) + second.to(tl.float32)).to(x.dtype)
     return x
 
@@ -53,22 +50,17 @@ def _residual_conv_norm_kernel(
     snapshot_slot_ptr, snapshot_position_ptr, tap_ptr, num_tokens, stride_x_t, stride_second_t,
     stride_residual_t, stride_tap_t, eps,
     H: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr, DECODE: tl.constexpr,
-    WRITE_RING: tl.constexpr, TOKENS: tl.constexpr, KEEP: tl.constexpr, STREAM: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    WRITE_RING: tl.constexpr, TOKENS: tl.constexpr, KEEP: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    PARTS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
-    past_l1: tl.constexpr = ".cg" if STREAM else ""
     first_token = tl.program_id(0) * TOKENS
-    channels = tl.arange(0, BLOCK_H)
+    offs = tl.arange(0, BLOCK_H)
+    mask = offs < H
     taps = ()
-    norms = ()
     if KEEP:
-        for part in tl.static_range(PARTS):
-            offs = part * BLOCK_H + channels
-            norms = norms + (tl.load(norm_ptr + offs, mask=offs < H, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
-            for j in tl.static_range(TAPS):
-                weight = tl.load(conv_ptr + j * H + offs, mask=offs < H, other=0.0)
-                taps = taps + (weight,)  # type: ignore[assignment]  # noqa: RUF005
+        norm = tl.load(norm_ptr + offs, mask=mask, other=0.0)
+        for j in tl.static_range(TAPS):
+            weight = tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0)
+            taps = taps + (weight,)  # type: ignore[assignment]  # noqa: RUF005
     for token32 in range(first_token, tl.minimum(first_token + TOKENS, num_tokens)):
         token = tl.cast(token32, tl.int64)
         position = tl.load(positions_ptr + token)
@@ -87,73 +79,51 @@ def _residual_conv_norm_kernel(
             target_ptr = ring_ptr + target * (RING * H)
             wanted = (target > 0) & (ring_slot != 0)
         x_at, second_at = token * stride_x_t, token * stride_second_t
-        inputs = ()
-        totals = ()
-        square = 0.0
-        for part in tl.static_range(PARTS):
-            offs = part * BLOCK_H + channels
-            mask = offs < H
-            x = _raw_input(x_ptr, second_ptr, x_at, second_at, offs, mask, STREAM)
-            residual = tl.load(
-                residual_ptr + token * stride_residual_t + offs, mask=mask, other=0.0,
-                cache_modifier=past_l1,
-            )  # fmt: skip
-            if tap_ptr is not None:
-                tap = residual.to(tl.float32) + x.to(tl.float32)
-                tl.store(tap_ptr + token * stride_tap_t + offs, tap.to(x.dtype), mask=mask)
-            acc = tl.zeros([BLOCK_H], tl.float32)
-            for j in tl.static_range(TAPS - 1):
-                distance = TAPS - 1 - j
-                in_x, in_ring, ring_row = past_source(position, in_chunk, history, distance, RING)
-                past = tl.load(slot_ptr + ring_row * H + offs, mask=mask & in_ring, other=0.0)
-                if not DECODE:
-                    back = tl.where(in_x, distance, 0)  # no address before the first token
-                    ours = _raw_input(
-                        x_ptr, second_ptr, x_at - back * stride_x_t,
-                        second_at - back * stride_second_t, offs, mask & in_x, STREAM,
-                    )  # fmt: skip
-                    past = tl.where(in_x, ours, past)
-                if KEEP:
-                    weight = taps[part * TAPS + j]
-                else:
-                    weight = tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0)
-                acc += past.to(tl.float32) * weight
-                if WRITE_RING and snapshot_slot_ptr is not None:
-                    keep = in_snapshot(position - distance, boundary, TAPS)
-                    keep &= wanted & (in_chunk == 0)
-                    tl.store(target_ptr + ring_row * H + offs, past, mask=mask & keep)
+        x = _raw_input(x_ptr, second_ptr, x_at, second_at, offs, mask)
+        residual = tl.load(residual_ptr + token * stride_residual_t + offs, mask=mask, other=0.0)
+        if tap_ptr is not None:
+            tap = residual.to(tl.float32) + x.to(tl.float32)
+            tl.store(tap_ptr + token * stride_tap_t + offs, tap.to(x.dtype), mask=mask)
+        acc = tl.zeros([BLOCK_H], tl.float32)
+        for j in tl.static_range(TAPS - 1):
+            distance = TAPS - 1 - j
+            in_x, in_ring, ring_row = past_source(position, in_chunk, history, distance, RING)
+            past = tl.load(slot_ptr + ring_row * H + offs, mask=mask & in_ring, other=0.0)
+            if not DECODE:
+                back = tl.where(in_x, distance, 0)  # no address before the first token
+                ours = _raw_input(
+                    x_ptr, second_ptr, x_at - back * stride_x_t,
+                    second_at - back * stride_second_t, offs, mask & in_x,
+                )  # fmt: skip
+                past = tl.where(in_x, ours, past)
             if KEEP:
-                weight = taps[part * TAPS + TAPS - 1]
+                weight = taps[j]
             else:
-                weight = tl.load(conv_ptr + (TAPS - 1) * H + offs, mask=mask, other=0.0)
-            acc += x.to(tl.float32) * weight
-            acc += x.to(tl.float32)
-            total = residual.to(tl.float32) + acc.to(x.dtype).to(tl.float32)
-            total = total.to(residual.dtype)
-            inputs = inputs + (x,)  # type: ignore[assignment]  # noqa: RUF005
-            totals = totals + (total,)  # type: ignore[assignment]  # noqa: RUF005
-            square += tl.sum(total.to(tl.float32) * total.to(tl.float32), 0)
-        scale = tl.rsqrt(square / H + eps)
-        for part in tl.static_range(PARTS):
-            offs = part * BLOCK_H + channels
-            mask = offs < H
-            if KEEP:
-                norm = norms[part]
-            else:
-                norm = tl.load(norm_ptr + offs, mask=mask, other=0.0)
-            total = totals[part]
-            tl.store(residual_out_ptr + token * H + offs, total, mask=mask)
-            y = scaled(total, scale, norm)
-            tl.store(normed_ptr + token * H + offs, y.to(normed_ptr.dtype.element_ty), mask=mask)
-            if WRITE_RING:
-                # After the norm's sum, which every warp contributed to only with its history read.
-                x = inputs[part]
-                ring_row = position % RING
-                live = tl.load(token_slot_ptr + token) != 0
-                tl.store(slot_ptr + ring_row * H + offs, x, mask=mask & live & (ring_slot != 0))
-                if snapshot_slot_ptr is not None:
-                    keep = wanted & live & in_snapshot(position, boundary, TAPS)
-                    tl.store(target_ptr + ring_row * H + offs, x, mask=mask & keep)
+                weight = tl.load(conv_ptr + j * H + offs, mask=mask, other=0.0)
+            acc += past.to(tl.float32) * weight
+            if WRITE_RING and snapshot_slot_ptr is not None:
+                keep = wanted & (in_chunk == 0) & in_snapshot(position - distance, boundary, TAPS)
+                tl.store(target_ptr + ring_row * H + offs, past, mask=mask & keep)
+        if KEEP:
+            weight = taps[TAPS - 1]
+        else:
+            weight = tl.load(conv_ptr + (TAPS - 1) * H + offs, mask=mask, other=0.0)
+            norm = tl.load(norm_ptr + offs, mask=mask, other=0.0)
+        acc += x.to(tl.float32) * weight
+        acc += x.to(tl.float32)
+        total = residual.to(tl.float32) + acc.to(x.dtype).to(tl.float32)
+        total = total.to(residual.dtype)
+        tl.store(residual_out_ptr + token * H + offs, total, mask=mask)
+        y = normed(total, norm, eps, H, 0)
+        tl.store(normed_ptr + token * H + offs, y.to(normed_ptr.dtype.element_ty), mask=mask)
+        if WRITE_RING:
+            # After the norm's sum, which every warp contributed to only with its history read.
+            ring_row = position % RING
+            live = tl.load(token_slot_ptr + token) != 0
+            tl.store(slot_ptr + ring_row * H + offs, x, mask=mask & live & (ring_slot != 0))
+            if snapshot_slot_ptr is not None:
+                keep = wanted & live & in_snapshot(position, boundary, TAPS)
+                tl.store(target_ptr + ring_row * H + offs, x, mask=mask & keep)
 
 
 def residual_conv_norm(
@@ -208,7 +178,6 @@ def residual_conv_norm(
     ring_len = ring.state.shape[1]
     in_place = writes_in_place(meta, ring_len, taps)
     row = row or RESIDUAL_CONV_NORM.select(arch.name, hidden=H, tokens=T)
-    block = min(row.constexprs["BLOCK_H"], triton.next_power_of_2(H))
     second = second_partial_TH
     _residual_conv_norm_kernel[(triton.cdiv(T, row.constexprs["TOKENS"]),)](
         normed_TH, out_TH, partial_TH, second, residual_TH, conv_WH, norm_H, ring.state,
@@ -221,7 +190,8 @@ def residual_conv_norm(
         RING=ring_len,
         DECODE=meta.q_uniform == 1,
         WRITE_RING=in_place,
-        **row.launch_kwargs() | {"BLOCK_H": block},
+        BLOCK_H=triton.next_power_of_2(H),
+        **row.launch_kwargs(),
     )  # fmt: skip
     if not in_place:
         store_tails(((partial_TH, ring),), meta, taps, arch=arch, second_TC=second, row=tail_row)

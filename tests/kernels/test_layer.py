@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ from inkling_rocm.kernels.problems import (
 from inkling_rocm.kernels.prologue import attention_prologue
 from inkling_rocm.kernels.register import outcomes, prologue_outcomes, residual_outcomes
 from inkling_rocm.kernels.residual import residual_conv_norm
-from inkling_rocm.kernels.tuning import ATTENTION_PROLOGUE, RESIDUAL_CONV_NORM
+from inkling_rocm.kernels.tuning import ATTENTION_PROLOGUE
 from inkling_rocm.ops.attention_prologue import attention_prologue as torch_prologue
 from inkling_rocm.ops.residual_conv_norm import residual_conv_norm as torch_residual
 from inkling_rocm.verify.cases import judge
@@ -86,20 +84,6 @@ def test_residual_conv_norm(target, batch, ring_len, dtype):
     )  # fmt: skip
     with target.active():
         assert_passed(residual_outcomes(problem, target.device, arch=target.arch))
-
-
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize(("batch", "ring_len", "dtype"), BATCHES[2::3])
-def test_rows_in_parts(target, batch, ring_len, dtype, keep):
-    """Three parts of 72 channels, the last one short."""
-    problem = make_residual_problem(
-        batch, hidden=72, ring_len=ring_len, dtype=dtype, second=True, tapped=True
-    )
-    row = RESIDUAL_CONV_NORM.select(target.arch, hidden=72, tokens=1)
-    sizes = {"TOKENS": 1, "KEEP": keep, "BLOCK_H": 32, "STREAM": True}
-    row = replace(row, constexprs=sizes)
-    with target.active():
-        assert_passed(residual_outcomes(problem, target.device, arch=target.arch, row=row))
 
 
 @pytest.mark.parametrize(("batch", "ring_len", "dtype"), BATCHES)
