@@ -30,10 +30,10 @@ from kernel_base.tuning import TuningRow
 DECODE, PREFILL = (1, 8, 32, 128), 8192
 
 
-def _row(arch: str, constexprs: dict, num_warps: int) -> TuningRow:
+def _row(arch: str, constexprs: dict, num_warps: int, **options: int) -> TuningRow:
     return TuningRow(
-        arch=arch, constexprs=constexprs, options={"num_warps": num_warps}, evidence="guess",
-        source="candidate",
+        arch=arch, constexprs=constexprs, options={"num_warps": num_warps, **options},
+        evidence="guess", source="candidate",
     )  # fmt: skip
 
 
@@ -52,6 +52,9 @@ def candidates(arch: str) -> Iterator[tuple[Measured, dict]]:
         ):
             yield case, {"row": _row(arch, {"TOKENS": group, "KEEP": keep}, warps)}
         if not decode:
+            for warps, registers in product((4, 8), (80, 128)):
+                shape = {"TOKENS": 1, "KEEP": False}
+                yield case, {"row": _row(arch, shape, warps, maxnreg=registers)}
             for block in (128, 256, 512, 1024):
                 yield case, {"tail_row": _row(arch, {"BLOCK_C": block}, 1)}
         del cases, case
