@@ -6,6 +6,7 @@ Beside the engine, because the torch sampler is the reference of the sampling ke
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -100,6 +101,7 @@ def _linear(arch: str, row: TuningRow, device: torch.device) -> list[Outcome]:
     split = row.constexprs.get("SLICE")
     # Past one slice, where a row has slices.
     depth = (2 * block_k if split in (None, WHOLE) else int(split)) + 16
+    depth *= int(row.constexprs.get("PARTS", 1))
     columns = block_n + 5
     x = torch.randn(tokens, depth, generator=generator).to(device, dtype)
     w = (torch.randn(columns, depth, generator=generator) / 8).to(device, dtype)
@@ -111,6 +113,12 @@ def _linear(arch: str, row: TuningRow, device: torch.device) -> list[Outcome]:
 
 def _linear_cases(arch: str, row: TuningRow) -> Iterable[Case]:
     yield Case(name="past a tile in every direction", run=partial(_linear, arch, row))
+    if row.constexprs.get("SLICE", WHOLE) != WHOLE:
+        # The forms that rows of sm90 alone ask for.
+        waits = replace(row, constexprs={**row.constexprs, "TAIL": 8, "W_FIRST": True})
+        yield Case(name="added by programs that wait", run=partial(_linear, arch, waits))
+        sizes = {"PARTS": 2, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 64}
+        yield Case(name="in parts", run=partial(_linear, arch, replace(row, constexprs=sizes)))
 
 
 _KERNELS = (
@@ -143,11 +151,16 @@ ENTRIES = (
     ),
     *(
         register(
-            KernelEntry(name=table.kernel, kernels=(kernel,), table=table, cases=_linear_cases)
+            KernelEntry(
+                name=table.kernel,
+                kernels=tuple(f"inkling_rocm.kernels.linear_kernels:{name}" for name in kernels),
+                table=table,
+                cases=_linear_cases,
+            )
         )
-        for table, kernel in (
-            (VECTOR, "inkling_rocm.kernels.linear_kernels:_linear_vector_kernel"),
-            (TILES, "inkling_rocm.kernels.linear_kernels:_linear_tiles_kernel"),
+        for table, kernels in (
+            (VECTOR, ("_linear_vector_kernel",)),
+            (TILES, ("_linear_tiles_kernel", "_linear_parts_kernel")),
         )
     ),
     *VERIFICATION_ENTRIES,
