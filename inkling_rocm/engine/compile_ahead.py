@@ -58,17 +58,18 @@ def compiling_ahead(*, progress: bool = True) -> Iterator[None]:
     Raises: whatever compiling a kernel raises.
     """
     from triton import AsyncCompileMode
+    from triton.runtime._async_compile import active_mode
     from triton.runtime.jit import JITFunction
 
-    owner, launch = threading.get_ident(), JITFunction.run
-
-    def run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        # Other threads, an engine's that is running say, launch as ever.
-        only_compile = warmup or threading.get_ident() == owner
-        return launch(self, *args, grid=grid, warmup=only_compile, **kwargs)
-
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    owner, threads = threading.get_ident(), min(MOST_THREADS, os.cpu_count() or 1)
     with _one_at_a_time, _Compilers(threads) as pool:
+        launch = JITFunction.run  # only now: before its turn it could be another thread's `run`
+
+        def run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            # Other threads, an engine's that is running say, launch as ever.
+            only_compile = warmup or threading.get_ident() == owner
+            return launch(self, *args, grid=grid, warmup=only_compile, **kwargs)
+
         JITFunction.run = run
         try:
             with AsyncCompileMode(pool) as mode:
@@ -86,3 +87,4 @@ def compiling_ahead(*, progress: bool = True) -> Iterator[None]:
                         pass
         finally:
             JITFunction.run = launch
+            active_mode.set(None)  # Triton 3.6 leaves it where a kernel has not compiled

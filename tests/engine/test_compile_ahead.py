@@ -1,6 +1,7 @@
 """Kernels are compiled before their first launch, and nothing runs meanwhile but other threads'."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -27,6 +28,11 @@ def _add_kernel(out_ptr, x_ptr, n, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n, other=0.0)
     tl.store(out_ptr + offs, x + n, mask=offs < n)
+
+
+@triton.jit
+def _wrong_kernel(out_ptr, BLOCK: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, BLOCK), undefined)  # noqa: F821
 
 
 def add(n: int, block: int = 64) -> torch.Tensor:
@@ -97,6 +103,48 @@ def test_launches_run_again_after_an_error():
         with pytest.raises(ZeroDivisionError):
             fail()
         assert add(9).tolist() == [9 + i for i in range(9)]
+
+
+def test_launches_run_again_after_a_kernel_that_does_not_compile():
+    """Triton 3.6 leaves its mode on then: later kernels would go to threads that have ended."""
+
+    def fail():
+        with compiling_ahead(progress=False):
+            _wrong_kernel[(1,)](torch.zeros(4), BLOCK=4)
+
+    with emulate("gfx950"):
+        with pytest.raises(triton.CompilationError):
+            fail()
+        assert add(13).tolist() == [13 + i for i in range(13)]
+        with compiling_ahead(progress=False):
+            add(14, block=32)
+
+
+def test_threads_that_compile_ahead_take_turns():
+    """Engines may be built side by side: what the first one's thread launches after its turn runs,
+    both during the second one's turn and after it."""
+    found = []
+    waits, in_turn, finish = (threading.Event() for _ in range(3))
+
+    def second():
+        waits.set()
+        with compiling_ahead(progress=False):
+            in_turn.set()
+            finish.wait(60)
+        found.append(add(3))
+
+    other = threading.Thread(target=second)
+    with emulate("gfx950"):
+        with compiling_ahead(progress=False):
+            other.start()
+            waits.wait(60)
+            time.sleep(0.2)  # it has come to wait for its turn
+        in_turn.wait(60)
+        found.append(add(5))
+        finish.set()
+        other.join()
+        found.append(add(6))
+    assert [out.tolist() for out in found] == [[n + i for i in range(n)] for n in (5, 3, 6)]
 
 
 def test_ops_that_would_follow_unwritten_indices():
