@@ -114,7 +114,9 @@ def _add_get_routes(
         """200 while requests are taken; 503 while the server drains or when the engine is gone."""
         status = context.engine.failure or ("draining" if context.draining else "ok")
         response = json_response({"status": status})
-        response.status_code = 200 if status == "ok" else 503
+        if status != "ok":
+            response.status_code = 503
+            response.headers.update(errors.ELSEWHERE)
         return response
 
     async def models() -> Response:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from inkling_rocm.engine import Engine, EngineArgs, RequestHandle
 from inkling_rocm.engine.request import ErrorCode, SamplingParams, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
-from inkling_rocm.server.errors import ApiError
+from inkling_rocm.server.errors import ELSEWHERE, ApiError
 from inkling_rocm.server.protocol import Body
 from inkling_rocm.server.render import ChatRenderer
 
@@ -168,7 +168,7 @@ class ServerContext:
                 "The server is shutting down.",
                 status=503,
                 code="shutting_down",
-                headers={"Retry-After": "1"},
+                headers=ELSEWHERE,
             )
 
 

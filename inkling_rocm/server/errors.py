@@ -11,6 +11,9 @@ from inkling_rocm.engine.request import RequestError
 
 # What the engine refuses, by RequestError.code; every other code is a plain bad request.
 _STATUS_OF_CODE = {"queue_full": 429, "shutting_down": 503, "engine_failed": 503}
+# Of a 503: the next request is to come over another connection, which behind a load balancer may
+# lead to a server that takes it.
+ELSEWHERE = {"Retry-After": "1", "Connection": "close"}
 _TYPE_OF_STATUS = {
     401: "authentication_error",
     403: "permission_error",
@@ -49,7 +52,7 @@ class ApiError(Exception):
     def from_request_error(cls, error: RequestError) -> ApiError:
         """What the engine refused, with the status its code stands for."""
         status = _STATUS_OF_CODE.get(error.code, 400)
-        headers = {"Retry-After": "1"} if status in (429, 503) else None
+        headers = {429: {"Retry-After": "1"}, 503: ELSEWHERE}.get(status)
         return cls(str(error), status=status, code=error.code, param=error.param, headers=headers)
 
     def body(self) -> dict[str, object]:

@@ -73,13 +73,14 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.create_task(self._end_what_is_open())
+        left = max(min(self._drain_end - time.monotonic(), self._drain_seconds), 0)
+        self.config.timeout_graceful_shutdown = math.ceil(left) + _GRACE_SECONDS
+        timer = asyncio.create_task(self._end_what_is_open(left))
         await super().shutdown(sockets)
         timer.cancel()
 
-    async def _end_what_is_open(self) -> None:
-        left = min(self._drain_end - time.monotonic(), self._drain_seconds)
-        await asyncio.sleep(max(left, 0))
+    async def _end_what_is_open(self, left: float) -> None:
+        await asyncio.sleep(left)
         logger.warning("requests are open after %d s: aborting them", self._drain_seconds)
         await asyncio.to_thread(self._context.engine.shutdown)
 
@@ -139,7 +140,6 @@ def serve(
             app,
             log_config=None,
             access_log=access_log,
-            timeout_graceful_shutdown=drain_seconds + _GRACE_SECONDS,
             server_header=False,
         )
 

@@ -1,5 +1,6 @@
 """`inkling-rocm serve` as a process: ready line, signals, mistakes."""
 
+import asyncio
 import contextlib
 import queue
 import re
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from inkling_rocm.cli.main import app
@@ -95,6 +98,25 @@ def test_draining_has_a_limit():
         assert '"code":"aborted"' in rest[-2]
         assert rest[-1] == "data: [DONE]"
         assert process.wait(LONG) == 0
+
+
+@pytest.mark.parametrize(("passed", "left"), [(0, 30), (12, 18), (31, 0)])
+def test_clients_that_do_not_read_do_not_double_the_limit(monkeypatch, passed, left):
+    """Draining and waiting for answers that are on their way have one limit together."""
+    clock, limits = [100.0], []
+
+    async def waits_for_connections(server, sockets=None):
+        limits.append(server.config.timeout_graceful_shutdown)
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", waits_for_connections)
+    monkeypatch.setattr(serve_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    server = serve_module.DrainingServer(
+        uvicorn.Config("none"), SimpleNamespace(draining=False), drain_seconds=30, ready=print
+    )
+    server.handle_exit(signal.SIGTERM, None)
+    clock[0] += passed
+    asyncio.run(server.shutdown())
+    assert limits == [left + serve_module._GRACE_SECONDS]
 
 
 def test_second_signal_stops_at_once():

@@ -339,11 +339,17 @@ def test_health_tells_when_the_engine_is_gone():
 def test_draining_takes_no_new_requests():
     with serving(saying("x")) as live, live.http() as http:
         live.context.draining = True
-        assert http.get("/health").status_code == 503
+        health = http.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "draining"})
+        answers = [health]
         for path, body in ((CHAT, {"messages": HI}), ("/generate", {"text": "a"})):
-            answer = http.post(path, json=body)
-            check(answer, 503, code="shutting_down")
+            answers.append(http.post(path, json=body))
+            check(answers[-1], 503, code="shutting_down")
+        for answer in answers:
             assert answer.headers["retry-after"]
+            # A client's next request must not come over this connection: it could be another
+            # server's behind a load balancer.
+            assert answer.headers["connection"] == "close"
 
 
 def test_tokenize_round_trip(http):
