@@ -30,15 +30,18 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 
 def why_too_large(text: str) -> str | None:
     """Why a schema, regex or grammar is not compiled; None = it is."""
-    size = len(text.encode())
+    size = len(text.encode(errors="surrogatepass"))  # what is no text is refused elsewhere
     if size <= MAX_GRAMMAR_BYTES:
         return None
     return f"{size} bytes; at most {MAX_GRAMMAR_BYTES} are compiled, leave out what need not hold"
 
 
 def brief(problem: str) -> str:
-    """What llguidance says, without the state and the whole grammar that it adds."""
-    return problem.splitlines()[0][:300] if problem.strip() else "not accepted"
+    """What llguidance says, without the state and the whole grammar that it adds. Of a regex it says
+    why on a line of its own."""
+    lines = problem.partition("\n<state>")[0].splitlines() or ["not accepted"]
+    why = next((line for line in lines[1:] if line.startswith("error: ")), "error: ")
+    return f"{lines[0][:300]} {why.removeprefix('error: ')[:300]}".strip() or "not accepted"
 
 
 class Constraint:

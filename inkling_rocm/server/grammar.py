@@ -106,34 +106,48 @@ def tool_calls(
     names = " | ".join(f"call_{number}" for number in range(len(tools)))
     more = f"(<[{blocks.MESSAGE_MODEL}]> call)*" if parallel else ""
     rules = [f"calls: call {more}", f"call: ({names}) <[{blocks.END_MESSAGE}]>"]
-    parameters = [tool.function.parameters or {} for _, tool in tools]
-    if enforce_parameters and (problem := why_too_large(json.dumps(parameters))):
-        message = f"The tools' parameters together: {problem}"
-        raise ApiError(message, code="invalid_json_schema", param="tools")
-    for number, (index, tool) in enumerate(tools):
+    fields = [f"tools[{index}].function.parameters" for index, _ in tools]
+    schemas: list[dict[str, Any]] = [{"type": "object"} for _ in tools]
+    if enforce_parameters:
+        schemas = [{"type": "object", **(tool.function.parameters or {})} for _, tool in tools]
+    for number, ((_, tool), schema, field) in enumerate(zip(tools, schemas, fields, strict=True)):
         name = json.dumps(tool.function.name)
-        schema: dict[str, Any] = {"type": "object"}
-        if enforce_parameters:
-            schema |= tool.function.parameters or {}
-            check_schema(schema, f"tools[{index}].function.parameters")
         prefix = json.dumps(f'{{"name":{name},"args":')
-        compact = json.dumps({**schema, "x-guidance": _COMPACT})
+        compact = _written({**schema, "x-guidance": _COMPACT}, field)
         rules += [
             f'call_{number}: {name} <[{blocks.INVOKE_TOOL_JSON}]> {prefix} args_{number} "}}"',
             f"args_{number}: %json {compact}",
         ]
+    if problem := why_too_large("\n".join(rules)):
+        message = f"The tools together: {problem}"
+        raise ApiError(message, code="invalid_json_schema", param="tools")
+    if enforce_parameters:
+        for schema, field in zip(schemas, fields, strict=True):
+            check_schema(schema, field)
     return rules
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
     """Raises: ApiError: 400, not a schema the grammar engine can enforce, and why."""
-    try:
-        text = json.dumps(schema, allow_nan=False)
-        problem = why_too_large(text)
-        if problem is None:
+    text = _written(schema, param)
+    problem = why_too_large(text)
+    if problem is None:
+        try:
             problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
-    except (ValueError, RecursionError) as error:
-        problem = str(error)
+        except ValueError as error:
+            problem = str(error)
     if problem:
-        code = "invalid_json_schema"
-        raise ApiError(f"Invalid JSON schema: {brief(problem)}", code=code, param=param)
+        raise _invalid(problem, param)
+
+
+def _written(schema: dict[str, Any], param: str) -> str:
+    """A schema as JSON. Raises: ApiError: 400, it has none."""
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(str(error), param) from error
+
+
+def _invalid(problem: str, param: str) -> ApiError:
+    message = f"Invalid JSON schema: {brief(problem)}"
+    return ApiError(message, code="invalid_json_schema", param=param)

@@ -113,14 +113,35 @@ def test_white_space_cannot_go_on_for_ever(compiler):
         {"grammar": "start: nothing"},
         {"json_schema": json.dumps({"enum": ["x" * MAX_GRAMMAR_BYTES]})},
         {"regex": "a" * (MAX_GRAMMAR_BYTES + 1)},
+        {"regex": "half a pair: \ud800"},
     ],
-    ids=lambda params: str(params)[:40],
+    ids=lambda params: ascii(params)[:40],
 )
 def test_invalid_constraints_are_refused_before_anything_runs(engine, params):
     with pytest.raises(RequestError) as caught:
         engine.generate("x", params)
     assert caught.value.code == "invalid_schema"
     assert caught.value.param == next(iter(params))
+
+
+LOOK_AROUND = "look-around, including look-ahead and look-behind, is not supported"
+
+
+@pytest.mark.parametrize(
+    ("params", "end"),
+    [
+        ({"regex": "(?=a)b"}, LOOK_AROUND),
+        ({"regex": "(?=a)b" + "c" * 400}, LOOK_AROUND),
+        ({"json_schema": json.dumps({"type": "string", "pattern": "^(?!a)b$"})}, LOOK_AROUND),
+        ({"grammar": "start: nothing"}, 'unknown name: "nothing"'),
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_what_is_wrong_with_a_constraint_is_told(compiler, params, end):
+    with pytest.raises(RequestError) as caught:
+        compile_(compiler, **params)
+    assert str(caught.value).endswith(end)
+    assert len(str(caught.value)) < 700
 
 
 def test_constraints_exclude_each_other(engine):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inkling_rocm.engine.constraint import ConstraintCompiler
+from inkling_rocm.engine.constraint import ConstraintCompiler, why_too_large
 from inkling_rocm.engine.request import SamplingParams
 from inkling_rocm.server import grammar
 from inkling_rocm.server.blocks import END_OF_TEXT, END_SAMPLING
@@ -157,3 +157,28 @@ def test_parameters_of_all_tools_have_a_limit():
     with pytest.raises(ApiError, match=r"together: .* at most 262144 are compiled") as caught:
         grammar.tool_calls(tools, parallel=True, enforce_parameters=True)
     assert caught.value.param == "tools"
+
+
+def test_what_many_tools_add_to_their_parameters_counts():
+    """Whatever of tools is not refused here makes no grammar that the engine refuses."""
+    params = {"properties": {"a": {"type": "string", "description": "d" * 700}}}
+    tools = [
+        (i, Tool.model_validate({"function": {"name": f"f{i}", "parameters": params}}))
+        for i in range(300)
+    ]
+    with pytest.raises(ApiError, match=r"together: .* at most 262144 are compiled") as caught:
+        grammar.tool_calls(tools, parallel=True, enforce_parameters=True)
+    assert caught.value.param == "tools"
+    calls = grammar.tool_calls(tools[:200], parallel=True, enforce_parameters=True)
+    assert why_too_large(grammar.turn(calls=calls, reasoning=True)) is None
+
+
+def test_parameters_that_are_nested_too_deep():
+    parameters = {}
+    for _ in range(2000):
+        parameters = {"properties": {"a": parameters}}
+    tool = Tool.model_validate({"function": {"name": "f"}})
+    tool.function.parameters = parameters
+    with pytest.raises(ApiError, match="recursion") as caught:
+        grammar.tool_calls([(3, tool)], parallel=True, enforce_parameters=True)
+    assert caught.value.param == "tools[3].function.parameters"
