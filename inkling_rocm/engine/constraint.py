@@ -37,8 +37,8 @@ def why_too_large(text: str) -> str | None:
 
 
 def brief(problem: str) -> str:
-    """What llguidance says, without the state and the whole grammar that it adds. Of a regex it says
-    why on a line of its own."""
+    """What llguidance says, without the state and the whole grammar that it adds. What is wrong
+    with a regex stands on a line of its own."""
     lines = problem.partition("\n<state>")[0].splitlines() or ["not accepted"]
     why = next((line for line in lines[1:] if line.startswith("error: ")), "error: ")
     return f"{lines[0][:300]} {why.removeprefix('error: ')[:300]}".strip() or "not accepted"
