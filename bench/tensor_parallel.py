@@ -16,6 +16,7 @@ fp32.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -196,8 +197,9 @@ class ModeProcess:
     def measure(self, first: list[list[int]] | None):
         """Its rows as they come. Args: first: tokens to compare with."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(first) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # the next line says that it has ended
+            self._process.stdin.write(json.dumps(first) + "\n")
+            self._process.stdin.flush()
         while (row := self._line()) is not None:
             yield row
 

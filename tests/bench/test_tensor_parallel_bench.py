@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench.rank_tables import ranks, tokens
-from bench.tensor_parallel import equal_share, mode_of
+from bench.tensor_parallel import ModeProcess, equal_share, mode_of
 from tests.engine.test_tensor_parallel import folder
 
 __all__ = ["folder"]
@@ -61,6 +61,20 @@ def test_modes_of_processes(folder, tmp_path, together):
     ]  # fmt: skip
     assert {row["gate"] for row in found} == {"pass"}
     assert done.stdout.splitlines() == rows.read_text().splitlines()
+
+
+def test_a_mode_that_ends_while_it_waits_for_its_turn_is_named(monkeypatch):
+    """With --start-together an engine waits for minutes and may be lost meanwhile."""
+    start = subprocess.Popen
+    program = "import sys; print('\"ready\"'); sys.exit(3)"
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **how: start([sys.executable, "-c", program], **how)
+    )
+    process = ModeProcess("tp2", [])
+    process.wait_ready()
+    process._process.wait()
+    with pytest.raises(RuntimeError, match="mode tp2 ended with status 3"):
+        next(process.measure(None))
 
 
 @pytest.mark.full
