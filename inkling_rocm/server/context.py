@@ -17,7 +17,7 @@ from starlette.responses import Response
 from inkling_rocm.engine import Engine, EngineArgs, RequestHandle
 from inkling_rocm.engine.request import ErrorCode, SamplingParams, Update
 from inkling_rocm.engine.tokenizer import Tokenizer
-from inkling_rocm.server.errors import ELSEWHERE, ApiError
+from inkling_rocm.server.errors import ApiError
 from inkling_rocm.server.protocol import Body
 from inkling_rocm.server.render import ChatRenderer
 
@@ -164,12 +164,7 @@ class ServerContext:
     def refuse_when_draining(self) -> None:
         """Raises: ApiError: 503, the server takes no new requests."""
         if self.draining:
-            raise ApiError(
-                "The server is shutting down.",
-                status=503,
-                code="shutting_down",
-                headers=ELSEWHERE,
-            )
+            raise ApiError("The server is shutting down.", status=503, code="shutting_down")
 
 
 def usage(

@@ -29,7 +29,7 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status. code: stable machine-readable word. param: the offending field.
-        headers: extra response headers.
+        headers: extra response headers; of a 503 they are ELSEWHERE.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class ApiError(Exception):
         self.status = status
         self.code = code
         self.param = param
-        self.headers = headers or {}
+        self.headers = headers or (ELSEWHERE if status == 503 else {})
 
     @classmethod
     def from_request_error(cls, error: RequestError) -> ApiError:
         """What the engine refused, with the status its code stands for."""
         status = _STATUS_OF_CODE.get(error.code, 400)
-        headers = {429: {"Retry-After": "1"}, 503: ELSEWHERE}.get(status)
+        headers = {"Retry-After": "1"} if status == 429 else None
         return cls(str(error), status=status, code=error.code, param=error.param, headers=headers)
 
     def body(self) -> dict[str, object]:

@@ -6,7 +6,8 @@ import socket
 import pytest
 from pydantic import ValidationError
 
-from inkling_rocm.server.context import ServerSettings
+from inkling_rocm.engine.request import Update
+from inkling_rocm.server.context import ServerSettings, engine_failure, failure
 from inkling_rocm.server.protocol import ChatBody, CompletionBody, GenerateBody
 from tests.server.live import serving
 from tests.server.scripted import saying
@@ -350,6 +351,14 @@ def test_draining_takes_no_new_requests():
             # A client's next request must not come over this connection: it could be another
             # server's behind a load balancer.
             assert answer.headers["connection"] == "close"
+
+
+def test_what_the_server_ended_may_be_tried_again_elsewhere():
+    aborted = engine_failure(Update(index=0, token_ids=(), text="", finish_reason="abort"))
+    for error in (aborted, failure("the engine stopped", "engine_failed")):
+        headers = error.response().headers
+        assert (headers["retry-after"], headers["connection"]) == ("1", "close")
+    assert "retry-after" not in failure("a step failed", "step_failed").response().headers
 
 
 def test_tokenize_round_trip(http):
