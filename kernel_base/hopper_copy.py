@@ -14,7 +14,7 @@ row_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_sha
 
 @gluon.jit
 def rings(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
-    """One ring of barriers, of a stage each, for each number of arrivals that turns them."""
+    """Rings of barriers, one a stage: a ring for each of ARRIVALS, so many turn its barriers."""
     barriers = ()
     for _ in gl.static_range(len(ARRIVALS)):
         ring = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

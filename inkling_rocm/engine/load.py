@@ -111,7 +111,7 @@ def check_ranks(args: EngineArgs, rank: int = 0) -> InklingConfig:
     Raises: ValueError: they cannot, or there are too few devices.
     """
     override = parse_override(args.json_model_override_args)
-    path = Path(args.model_path)
+    path = Path(args.model_path).expanduser()
     if not (args.load_format == "dummy" and path.is_file()):  # a config.json is all a dummy needs
         path = resolve_model_path(args.model_path)
     config = load_config(path, override)

@@ -48,7 +48,7 @@ def outputs(engine_args):
         return [token for update in handle for token in update.token_ids]
 
 
-def test_a_dummy_target_with_any_draft(folder, tmp_path):
+def test_a_dummy_target_with_any_draft(folder, tmp_path, monkeypatch):
     plain = EngineArgs(
         model_path=str(folder), load_format="dummy", device="cpu", skip_tokenizer_init=True
     )
@@ -59,6 +59,8 @@ def test_a_dummy_target_with_any_draft(folder, tmp_path):
     assert outputs(args(folder, draft)) == want
     (tmp_path / "alone.json").write_text(json.dumps(dflash_json(config)))
     assert outputs(args(folder, tmp_path / "alone.json")) == want
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert outputs(args("~/target/config.json", "~/alone.json")) == want
 
 
 def test_weights_are_read_from_the_draft(folder, tmp_path):

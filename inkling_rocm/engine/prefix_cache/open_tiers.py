@@ -30,7 +30,7 @@ def check_storage(args: EngineArgs) -> None:
     if args.hicache_storage_dir is None:
         return
     try:
-        make_folder(Path(args.hicache_storage_dir))
+        make_folder(Path(args.hicache_storage_dir).expanduser())
     except OSError as error:
         raise OSError(f"hicache_storage_dir {error}") from error
 
@@ -58,7 +58,8 @@ def open_tiers(cache: PrefixCache, parts: EngineParts, args: EngineArgs) -> None
     if args.hicache_storage_backend == "file":
         assert args.hicache_storage_dir is not None
         capacity = int((args.hicache_storage_size or DEFAULT_STORAGE_GB) * GB)
-        disk = DiskStore(args.hicache_storage_dir, capacity, fingerprint)
+        folder = Path(args.hicache_storage_dir).expanduser()
+        disk = DiskStore(folder, capacity, fingerprint)
     store = HostStore(
         size,
         disk,
@@ -70,16 +71,10 @@ def open_tiers(cache: PrefixCache, parts: EngineParts, args: EngineArgs) -> None
 
 def state_fingerprint(cache: PrefixCache, parts: EngineParts, args: EngineArgs) -> StateFingerprint:
     """What decides the bits of this engine's K/V."""
-    weights = [f"dummy, seed {args.random_seed}"]
-    if args.load_format != "dummy":
-        weights = [weights_identity(resolve_model_path(args.model_path))]
-    draft = args.speculative_draft_model_path
-    if draft is not None:
-        weights.append(draft if draft == "demo" else weights_identity(Path(draft)))
     variants = [f"{choice.op}: {choice.variant}" for choice in parts.model.ops.choices]
     return StateFingerprint(
         model=repr(parts.config) + repr(parts.block_draft and parts.block_draft.config),
-        weights=" ".join(weights),
+        weights=weights_of(args),
         variants=", ".join([version("inkling-rocm"), parts.device.type, *variants]),
         dtype=str(parts.dtype),
         page_size=cache.page_size,
@@ -88,3 +83,16 @@ def state_fingerprint(cache: PrefixCache, parts: EngineParts, args: EngineArgs) 
         tp_rank=0,
         tp_size=args.ranks,
     )
+
+
+def weights_of(args: EngineArgs) -> str:
+    """Which weights a model and its draft have: their files, or the seed they are made with."""
+    dummy = f"dummy, seed {args.random_seed}"
+    if args.load_format == "dummy":  # the draft's too
+        return dummy
+    weights = weights_identity(resolve_model_path(args.model_path))
+    draft = args.speculative_draft_model_path
+    if draft is None:
+        return weights
+    drafts = dummy if draft == "demo" else weights_identity(resolve_model_path(draft))
+    return f"{weights} {drafts}"

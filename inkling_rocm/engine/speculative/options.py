@@ -110,7 +110,7 @@ def block_draft(args: EngineArgs, config: InklingConfig) -> DFlashConfig | None:
             "and this model has none"
         )
     assert args.speculative_draft_model_path is not None
-    path = Path(args.speculative_draft_model_path)
+    path = Path(args.speculative_draft_model_path).expanduser()
     if args.speculative_draft_model_path == "demo":
         draft = random_dflash(config.text)
     elif args.load_format == "dummy" and path.is_file():  # a config.json is all a dummy needs

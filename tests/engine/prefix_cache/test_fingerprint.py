@@ -3,7 +3,9 @@
 import os
 from dataclasses import fields, replace
 
+from inkling_rocm.engine import EngineArgs
 from inkling_rocm.engine.prefix_cache.fingerprint import StateFingerprint, weights_identity
+from inkling_rocm.engine.prefix_cache.open_tiers import weights_of
 
 FACTS = StateFingerprint(
     model="{}",
@@ -43,3 +45,24 @@ def test_weights_are_known_by_their_files(tmp_path):
     grown = weights_identity(tmp_path)
     second.rename(tmp_path / "part" / "c.safetensors")
     assert len({before, touched, grown, weights_identity(tmp_path)}) == 4
+
+
+def test_drafts_are_told_apart(tmp_path, monkeypatch):
+    """By their files wherever the path begins, those without files by the seed of their weights."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("model", "one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "weights.safetensors").write_text(name)
+
+    def weights(draft, **fields):
+        given = {"speculative_algorithm": "DFLASH", "speculative_draft_model_path": draft, **fields}
+        return weights_of(EngineArgs(model_path="~/model", **given))
+
+    assert weights("~/one") != weights("~/two")
+    assert weights("~/one") == weights(str(tmp_path / "one"))
+    assert weights("demo", random_seed=1) != weights("demo", random_seed=2)
+    assert weights("~/one", random_seed=1) == weights("~/one", random_seed=2)
+    dummy = {"load_format": "dummy"}
+    assert weights("~/one", random_seed=1, **dummy) != weights("~/one", random_seed=2, **dummy)
+    assert weights("~/one/config.json", **dummy)

@@ -184,3 +184,11 @@ def test_a_folder_that_cannot_be_used_is_told_before_anything_is_loaded(tmp_path
                 model_path="demo", enable_hierarchical_cache=True, **disk(tmp_path / "file" / "sub")
             )
         )
+
+
+def test_a_folder_may_be_named_from_the_users_own(tmp_path, monkeypatch):
+    """A shell leaves --hicache-storage-dir=~/kept as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with tiny_engine(**ARGS, **disk("~/kept")) as engine:
+        ask(engine, PROMPT)
+    assert list((tmp_path / "kept").glob(f"*{SUFFIX}"))
