@@ -64,6 +64,7 @@ class _Chat:
 async def create_chat(context: ServerContext, request: Request) -> Response:
     """Answer a chat, at once or as a stream."""
     body = await context.read(request, ChatBody)
+    context.refuse_when_draining()
     chat = await context.in_thread(lambda: _start(context, body))
     if body.stream:
         return EventStream(_events(chat), chat.handle.abort)

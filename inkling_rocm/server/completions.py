@@ -143,6 +143,7 @@ class _Completion:
 async def create_completion(context: ServerContext, request: Request) -> Response:
     """Continue one or several prompts, at once or as a stream."""
     body = await context.read(request, CompletionBody)
+    context.refuse_when_draining()
     completion = await context.in_thread(lambda: _start(context, body))
     if body.stream:
         return EventStream(_events(completion), completion.abort)

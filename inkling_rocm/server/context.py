@@ -157,12 +157,14 @@ class ServerContext:
     def submit(
         self, prompt_ids: list[int], params: SamplingParams, rid: str, **options: Any
     ) -> RequestHandle:
-        """Start a request. Raises: ApiError when draining; RequestError from the engine."""
-        self.refuse_when_draining()
+        """Start a request. Raises: RequestError from the engine."""
         return self.engine.submit(prompt_ids, params, rid=rid, **options)
 
     def refuse_when_draining(self) -> None:
-        """Raises: ApiError: 503, the server takes no new requests."""
+        """For a request that has just come: one that is being worked on is open.
+
+        Raises: ApiError: 503, the server takes no new requests.
+        """
         if self.draining:
             raise ApiError("The server is shutting down.", status=503, code="shutting_down")
 

@@ -23,6 +23,7 @@ DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's
 async def generate(context: ServerContext, request: Request) -> Response:
     """Continue prompts; streamed texts are cumulative, as SGLang's are."""
     body = await context.read(request, GenerateBody)
+    context.refuse_when_draining()
     generation = await context.in_thread(lambda: _start(context, body))
     if body.stream:
         return EventStream(_events(generation), generation.abort)
@@ -41,7 +42,6 @@ def _start(context: ServerContext, body: GenerateBody) -> Generation:
         prompts = prompt_ids(body.input_ids or [], context, "input_ids")
         single = body.input_ids == prompts[0]
     start = body.logprob_start_len
-    context.refuse_when_draining()
     params = _params(context, body, prompts)
     check_choices(sum(one.n for one in params))
     return Generation(

@@ -34,7 +34,7 @@ def submit_all(
     for rid, ids, params in jobs:
         try:
             handles.append(context.submit(ids, params, rid, **options))
-        except (ApiError, RequestError):
+        except RequestError:
             for handle in handles:
                 handle.abort()
             raise

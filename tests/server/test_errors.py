@@ -353,6 +353,34 @@ def test_draining_takes_no_new_requests():
             assert answer.headers["connection"] == "close"
 
 
+BODIES = {
+    CHAT: {"messages": HI},
+    COMPLETE: {"prompt": ["a", "b"]},
+    "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 4}},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_draining_begins_with_requests_that_come_after_it(path):
+    """One that is rendered or tokenised when the signal comes is open; a later one costs no such
+    work."""
+    with (
+        serving(saying("<content_text>ok<content_model_end_sampling>")) as live,
+        live.http() as http,
+    ):
+        in_thread, begun = live.context.in_thread, []
+
+        async def signal_comes_first(work):
+            begun.append(path)
+            live.context.draining = True
+            return await in_thread(work)
+
+        live.context.in_thread = signal_comes_first
+        assert http.post(path, json=BODIES[path]).status_code == 200
+        check(http.post(path, json=BODIES[path]), 503, code="shutting_down")
+        assert len(begun) == 1
+
+
 def test_what_the_server_ended_may_be_tried_again_elsewhere():
     aborted = engine_failure(Update(index=0, token_ids=(), text="", finish_reason="abort"))
     for error in (aborted, failure("the engine stopped", "engine_failed")):
