@@ -10,11 +10,9 @@ from triton_attn import attention_decode, attention_prefill, attention_verify
 from triton_attn.reference import attention_reference
 
 
-def relative_errors(
-    problem: Problem, out: torch.Tensor, biased: bool = True
-) -> tuple[float, float]:
+def relative_errors(problem: Problem, out: torch.Tensor) -> tuple[float, float]:
     """Relative error of `out`, and that of eager torch in the same dtype, against float64."""
-    mod = problem.bias if biased else None
+    mod = problem.bias
     tensors, cu = (problem.q, problem.k_pages, problem.v_pages), problem.cu_seqlens_q
     with problem.q.device:  # float64 products are minutes of a CPU
         want, _ = attention_reference(*tensors, cu_seqlens_q=cu, score_mod=mod, **problem.paged)
@@ -25,9 +23,9 @@ def relative_errors(
     return tuple(float((x.double() - want).norm() / norm) for x in (out, eager))
 
 
-def passes(problem: Problem, out: torch.Tensor, biased: bool = True) -> tuple[bool, float, float]:
+def passes(problem: Problem, out: torch.Tensor) -> tuple[bool, float, float]:
     """Error at most twice eager's plus a floor; NaN never passes. Also returns both errors."""
-    error, eager = relative_errors(problem, out, biased)
+    error, eager = relative_errors(problem, out)
     floor = 4 * torch.finfo(problem.q.dtype).eps * 0.25
     return bool(error <= 2 * eager + floor), error, eager
 
@@ -41,11 +39,11 @@ def run_prefill(p: Problem, *, biased=True, **kwargs):
     )  # fmt: skip
 
 
-def run_decode(p: Problem, *, biased=True, **kwargs):
+def run_decode(p: Problem, **kwargs):
     out = kwargs.pop("out", None)
     out = torch.full_like(p.q, float("nan")) if out is None else out
-    most, mod = max(p.q_lens), p.bias if biased else None
-    shared = {"out": out, "max_kv_len": max(p.kv_lens), "score_mod": mod, **p.paged, **kwargs}
+    most = max(p.q_lens)
+    shared = {"out": out, "max_kv_len": max(p.kv_lens), "score_mod": p.bias, **p.paged, **kwargs}
     if most == 1:
         return attention_decode(p.q, p.k_pages, p.v_pages, **shared)
     return attention_verify(

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from inkling_rocm.bench.workload import Outcome, Task
 from inkling_rocm.engine import Engine, SamplingParams
 
+SILENCE_SECONDS = 600  # after so long without a message a server counts as gone
+
 
 class Client(Protocol):
     """Runs one request to its end. Called from one thread a request."""
@@ -40,17 +42,14 @@ class HttpClient:
 
     Args:   backend: "sglang" (/generate, also of this project's server) or "vllm", "openai"
             (/v1/completions).
-            api_key: sent as a bearer token. timeout: seconds without a message.
+            api_key: sent as a bearer token.
     """
 
-    def __init__(
-        self, base_url: str, backend: str, model: str, api_key: str | None, timeout: float = 600
-    ):
+    def __init__(self, base_url: str, backend: str, model: str, api_key: str | None):
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"base url {base_url!r}: wanted http://HOST:PORT")
         self._url, self._backend, self._model = url, backend, model
-        self._timeout = timeout
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -93,7 +92,7 @@ class HttpClient:
             else http.client.HTTPConnection
         )
         assert self._url.hostname is not None
-        connection = kind(self._url.hostname, self._url.port, timeout=self._timeout)
+        connection = kind(self._url.hostname, self._url.port, timeout=SILENCE_SECONDS)
         try:
             data = json.dumps(body)
             connection.request("POST", self._url.path.rstrip("/") + path, data, self._headers)

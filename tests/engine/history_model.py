@@ -30,6 +30,7 @@ from inkling_rocm.engine.sequence import Request, Sequence
 from inkling_rocm.engine.token_sampler import TorchSampler
 
 PRIME = 16777213  # hashes stay exact in float32
+SHARPNESS = 2.0  # of its logits
 WINDOW = 6
 TAPS = 4
 VOCAB = 300  # 256 bytes, then special tokens
@@ -102,23 +103,22 @@ def history_hash(tokens) -> int:
     return value
 
 
-def _logits_of(hash_all: int, hash_window: int, temperature: float) -> np.ndarray:
+def _logits_of(hash_all: int, hash_window: int) -> np.ndarray:
     generator = np.random.Generator(np.random.Philox(key=hash_all * PRIME + hash_window))
-    return (generator.standard_normal(VOCAB) * temperature).astype(np.float32)
+    return (generator.standard_normal(VOCAB) * SHARPNESS).astype(np.float32)
 
 
-def history_logits(tokens, sharpness=2.0) -> torch.Tensor:
+def history_logits(tokens) -> torch.Tensor:
     """What the model must say after these tokens, [VOCAB]."""
     window = list(tokens)[-WINDOW:]
-    return torch.from_numpy(_logits_of(history_hash(tokens), history_hash(window), sharpness))
+    return torch.from_numpy(_logits_of(history_hash(tokens), history_hash(window)))
 
 
 class HistoryModel:
     """Stands where InklingModel stands. `before` is called with every batch's meta: tests make it
     raise or count."""
 
-    def __init__(self, sharpness=2.0, before=None):
-        self.sharpness = sharpness
+    def __init__(self, before=None):
         self.before = before
 
     def forward(self, input_ids, host):
@@ -142,7 +142,7 @@ class HistoryModel:
         return hidden
 
     def logits(self, hidden, host):
-        rows = [_logits_of(int(a), int(w), self.sharpness) for a, w in hidden.tolist()]
+        rows = [_logits_of(int(a), int(w)) for a, w in hidden.tolist()]
         return torch.from_numpy(np.stack(rows))
 
     @staticmethod
@@ -214,14 +214,14 @@ class ScriptedModel(HistoryModel):
         return logits
 
 
-def reference_tokens(prompt, params: SamplingParams, seed=None, stop_ids=(EOS,), sharpness=2.0):
+def reference_tokens(prompt, params: SamplingParams, seed=None):
     """The output of one continuation, computed without an engine, ignoring text."""
     tokens = list(prompt)
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(stop_ids))
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
     edits = LogitEdits(params, prompt, sorted(stops))
     while len(tokens) - len(prompt) < params.max_new_tokens:
         row = SampleRow(params, params.seed if seed is None else seed, len(tokens), edits)
-        (token,) = sample(history_logits(tokens, sharpness)[None], [row], keep_logits=False)
+        (token,) = sample(history_logits(tokens)[None], [row], keep_logits=False)
         tokens.append(token)
         edits.add(token)
         if token in stops:

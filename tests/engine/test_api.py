@@ -127,8 +127,8 @@ async def test_cancelling_aborts(engine):
     assert await asyncio.to_thread(_wait_idle, engine)
 
 
-def _wait_idle(engine, seconds=5):
-    deadline = time.monotonic() + seconds
+def _wait_idle(engine):
+    deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         if not engine._thread.open and engine._core.idle:
             return True

@@ -73,12 +73,10 @@ def tiny_config(*, layer_is_local=(True, True, False), conv_taps=4) -> InklingCo
     )
 
 
-def tiny_mtp_config(*, chain_hidden_post_norm=False) -> InklingConfig:
+def tiny_mtp_config() -> InklingConfig:
     """With eight draft blocks of both kinds."""
     local = (True, False, True, False, True, True, True, True)
-    mtp = MTPConfig(
-        num_blocks=8, block_is_local=local, chain_hidden_post_norm=chain_hidden_post_norm
-    )
+    mtp = MTPConfig(num_blocks=8, block_is_local=local, chain_hidden_post_norm=False)
     return replace(tiny_config(), mtp=mtp)
 
 

@@ -130,11 +130,11 @@ class PlainHost:
         self.routing[layer] = topk_ids
 
 
-def run_chunks(model, host: PlainHost, token_ids, chunks, request: int = 1) -> torch.Tensor:
+def run_chunks(model, host: PlainHost, token_ids, chunks) -> torch.Tensor:
     """Logits of every position, the prompt fed in pieces of these lengths."""
     logits, start = [], 0
     for length in chunks:
-        host.prepare([Row(request, start, length)])
+        host.prepare([Row(1, start, length)])
         ids = torch.as_tensor(token_ids[start : start + length])
         logits.append(model.logits(model.forward(ids, host), host))
         start += length
