@@ -147,13 +147,15 @@ def main() -> None:
             batch: measure(engine, batch, options.prompt, options.steps, 0)
             for batch in tqdm(batches, desc="timing", unit="batch")
         }
-        for batch in tqdm(batches, desc="profiling", unit="batch"):
+        bar = tqdm(batches, desc="profiling", unit="batch")
+        for batch in bar:
             row = measure(engine, batch, options.prompt, options.steps, options.windows)
             row |= timed[batch]
             row |= {"graphs": not options.disable_cuda_graph}
             layers = engine.config.text.num_layers
             row |= {"ahead": not options.disable_overlap_schedule, "layers": layers}
             row |= {"model": options.config, **machine(choose_device(None))}
+            bar.clear()  # the row begins a line
             print(json.dumps(row), flush=True)
             if options.output_file is not None:
                 append_rows(options.output_file, [row])

@@ -122,9 +122,11 @@ class LayerBench:
         self._compile(cases)
         found = [self._timed(case) for case in tqdm(cases, desc="timing", unit="case")]
         on_gpu, layers = self.parts.device.type == "cuda", len(self.parts.model.layers)
-        for one in tqdm(found, desc="op by op", unit="case"):
+        bar = tqdm(found, desc="op by op", unit="case")
+        for one in bar:
             one.ops = self._ops(one.case, self.prepare(one.case), on_gpu=on_gpu)
             one.floor_us = sum(op.floor_us for op in one.ops.values()) / layers or None
+            bar.clear()  # what the caller prints begins a line
             yield one
 
     def _compile(self, cases: tuple[Case, ...]) -> None:

@@ -124,13 +124,29 @@ def inkling_json(pytestconfig):
     return json.loads(file.read_text())
 
 
-def test_layer_bench_counts_work_and_restores_the_model():
+def tiny_parts():
     config = tiny_config()
-    model = tiny_model(config)
     args = EngineArgs(model_path="tiny", max_running_requests=2, page_size=16)
     parts = EngineParts(
-        config=config, model=model, tokenizer=None, dtype=torch.float32, device=torch.device("cpu")
-    )
+        config=config, model=tiny_model(config), tokenizer=None, dtype=torch.float32,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    return parts, args
+
+
+def test_bars_leave_their_line_to_what_is_found(capsys):
+    """A terminal shows both streams: a result would begin behind the bar."""
+    parts, args = tiny_parts()
+    cases = [Case(rows=rows, context=5, tokens=1) for rows in (1, 2)]
+    for _ in LayerBench(parts, args, cases).measure(cases):
+        bars = capsys.readouterr().err
+        assert "op by op" in bars
+        assert not bars.rpartition("\r")[2].strip()
+
+
+def test_layer_bench_counts_work_and_restores_the_model():
+    parts, args = tiny_parts()
+    model = parts.model
     case = Case(rows=2, context=30, tokens=1)
     assert case.keys(0) == 2 * 31
     assert case.keys(7) == 2 * 7
