@@ -55,6 +55,7 @@ class DrainingServer(uvicorn.Server):
         self._context = context
         self._drain_seconds = drain_seconds
         self._drain_end = math.inf  # on time.monotonic's clock
+        self._open: set[asyncio.Task[None]] | None = None  # when it began to drain
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -67,9 +68,11 @@ class DrainingServer(uvicorn.Server):
             logger.error("%s; the server ends", self._context.engine.failure)
             self._context.draining = self.should_exit = True
         elif self._context.draining:
-            # Tasks are requests that are being answered, short refusals included.
+            # Tasks are requests that are being answered. Those that came later are refusals.
+            if self._open is None:
+                self._open = set(self.server_state.tasks)
             over = time.monotonic() >= self._drain_end
-            self.should_exit |= over or not self.server_state.tasks
+            self.should_exit |= over or all(task.done() for task in self._open)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -100,6 +100,34 @@ def test_draining_has_a_limit():
         assert process.wait(LONG) == 0
 
 
+def draining_server(**context):
+    server = serve_module.DrainingServer(
+        uvicorn.Config("none"), SimpleNamespace(draining=False, **context), drain_seconds=30,
+        ready=print,
+    )  # fmt: skip
+    server.handle_exit(signal.SIGTERM, None)
+    return server
+
+
+def test_refusals_do_not_keep_a_server_that_drains():
+    """Clients may try again without a pause, so that there is a request to refuse at every tick."""
+
+    async def drain():
+        server = draining_server(engine=SimpleNamespace(failure=None))
+        tasks, end = server.server_state.tasks, asyncio.Event()
+        tasks.add(open_request := asyncio.create_task(end.wait()))
+        assert not await server.on_tick(1)
+        tasks.add(refused := asyncio.create_task(asyncio.sleep(LONG)))
+        assert not await server.on_tick(2)
+        end.set()
+        await open_request
+        tasks.remove(open_request)
+        assert await server.on_tick(3)
+        refused.cancel()
+
+    asyncio.run(drain())
+
+
 @pytest.mark.parametrize(("passed", "left"), [(0, 30), (12, 18), (31, 0)])
 def test_clients_that_do_not_read_do_not_double_the_limit(monkeypatch, passed, left):
     """Draining and waiting for answers that are on their way have one limit together."""
@@ -110,10 +138,7 @@ def test_clients_that_do_not_read_do_not_double_the_limit(monkeypatch, passed, l
 
     monkeypatch.setattr(uvicorn.Server, "shutdown", waits_for_connections)
     monkeypatch.setattr(serve_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    server = serve_module.DrainingServer(
-        uvicorn.Config("none"), SimpleNamespace(draining=False), drain_seconds=30, ready=print
-    )
-    server.handle_exit(signal.SIGTERM, None)
+    server = draining_server()
     clock[0] += passed
     asyncio.run(server.shutdown())
     assert limits == [left + serve_module._GRACE_SECONDS]
