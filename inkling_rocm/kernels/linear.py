@@ -21,7 +21,7 @@ from kernel_base.tuning import TuningRow
 # Above FEW_TOKENS a library's product is as fast or faster (H200). But where the columns are few it
 # splits the depth and takes a second launch; up to MAX_TOKENS this one takes the place of both,
 # unless the depth is so short that nobody splits it.
-FEW_TOKENS, MAX_TOKENS = 32, 128
+FEW_TOKENS, MAX_TOKENS = 48, 128
 FEW_COLUMNS, SHORT_DEPTH = 2048, 1024
 # Most tiles of a split product.
 TICKETS = 4096

@@ -72,27 +72,35 @@ def _tile_rows():
 
 
 def _hopper_rows():
-    """Columns as rows of the matrix instruction, of 64 weight rows; 100 to 200 KB in flight. A
-    program of its own that adds (TAIL) pays where there is much to add: at 128 tokens."""
+    """Columns as rows of the matrix instruction, of 64 weight rows; 100 to 200 KB in flight.
+    Programs that add (TAIL) pay where there is much to add: at 128 tokens."""
     few = (None, 2048)  # columns that do not fill the GPU without slices
-    when = {"bits": 16, "tokens": (None, 8), "depth": (1025, None), "columns": (None, 4096)}
-    sizes = {"PARTS": 4, "BLOCK_M": 8, "BLOCK_N": 16, "BLOCK_K": 128}
-    yield _row("sm90", when, sizes, {"num_warps": 4, "num_stages": 4}, True)
-    for tokens, columns, tile, warps, stages, tail in (
-        (16, (None, 1408), (16, 64, 128, 1024), 4, 4, 0),
-        (16, few, (16, 64, 64, 1280), 4, 8, 0),
-        (32, (None, 1408), (32, 64, 128, 1024), 4, 4, 0),
-        (32, few, (32, 64, 64, 1280), 4, 8, 0),
-        (64, few, (64, 64, 64, 1536), 4, 8, 0),
-        (128, (None, 1408), (128, 64, 128, 1024), 8, 4, 32),
-        (128, few, (128, 64, 128, 1280), 8, 4, 32),
+    for columns, block_k, stages in ((few, 64, 8), ((None, 4096), 128, 3)):
+        when = {"bits": 16, "tokens": (None, 8), "depth": (1025, None), "columns": columns}
+        sizes = {"PARTS": 4, "BLOCK_M": 8, "BLOCK_N": 16, "BLOCK_K": block_k}
+        yield _row("sm90", when, sizes, {"num_warps": 4, "num_stages": stages}, True)
+    for tokens, columns, tile, stages, tail in (
+        (16, few, (16, 64, 128, 1536), 6, 0),
+        (32, few, (32, 64, 128, 1536), 6, 0),
+        (64, few, (64, 64, 64, 1536), 8, 0),
+        (128, (None, 1408), (128, 64, 64, 1024), 8, 32),
+        (128, few, (128, 64, 64, 1280), 8, 32),
     ):
         when = {"bits": 16, "tokens": (None, tokens), "depth": (1025, None), "columns": columns}
-        options = {"num_warps": warps, "num_stages": stages}
+        options = {"num_warps": 4, "num_stages": stages}
         yield _tile_row("sm90", when, tile, options, True, tail=tail, w_first=True)
-    for tokens in (8, 16, 32, 64, 128):
-        tile = (tokens, 64, 128 if tokens <= 32 else 64, WHOLE)
-        when, options = {"bits": 16, "tokens": (None, tokens)}, {"num_warps": 4, "num_stages": 8}
+    for tokens, block_k, stages in (
+        (8, 128, 6),
+        (16, 128, 6),
+        (32, 128, 6),
+        (64, 128, 6),
+        (128, 64, 8),
+    ):
+        tile = (tokens, 64, block_k, WHOLE)
+        when, options = (
+            {"bits": 16, "tokens": (None, tokens)},
+            {"num_warps": 4, "num_stages": stages},
+        )
         yield _tile_row("sm90", when, tile, options, True, w_first=True)
 
 

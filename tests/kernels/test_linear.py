@@ -118,10 +118,10 @@ def test_wrong_arguments_are_named():
 
 
 def test_which_products_are_the_librarys():
-    """Above 32 tokens: those of many columns, which fill a GPU, and those of a short depth."""
+    """Above 48 tokens: those of many columns, which fill a GPU, and those of a short depth."""
     op = Linear(OpContext(config=None, arch=arch_named("gfx942"), dtype="", tp_size=1))
     launched = {}
-    for tokens, columns, depth in ((33, 40, 1032), (33, 40, 64), (33, 2056, 1032), (32, 40, 64)):
+    for tokens, columns, depth in ((49, 40, 1032), (49, 40, 64), (49, 2056, 1032), (48, 40, 64)):
         x, w = problem(tokens, columns, depth, torch.bfloat16)
         with emulate("gfx942") as driver:
             assert within_budget(op(x, w), x, w)
@@ -131,8 +131,10 @@ def test_which_products_are_the_librarys():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("tokens", [1, 2, 8, 16, 17, 33, 100, 128, 129])
-@pytest.mark.parametrize(("columns", "depth"), [(1664, 6144), (6144, 1024), (4096, 4096)])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 9, 16, 17, 33, 48, 49, 100, 128, 129])
+@pytest.mark.parametrize(
+    ("columns", "depth"), [(1664, 6144), (1408, 6144), (6144, 1024), (4096, 4096), (6656, 4096)]
+)
 def test_sizes_of_the_layers(columns, depth, tokens, dtype):
     device = torch.device("cuda")
     arch = arch_of_device(device)
