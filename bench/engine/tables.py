@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from bench.rows import evidence
 
 FILE = "engine_h200_2026-11-30.jsonl"
@@ -107,7 +109,8 @@ def linear(rows: list[dict]) -> str:
         "| tokens, [columns, depth] | torch, us (launches) | ours, us | floor, us | evidence |",
         "|---|---|---|---|---|",
     ]
-    for case, all_found in cases.items():
+    for case in sorted(cases, key=_shape_first):
+        all_found = cases[case]
         found = [row for row in all_found if row["commit"] == all_found[-1]["commit"]]
         torch, ours = (
             min((row for row in found if row["variant"] == variant), key=lambda row: row["p50_us"])
@@ -119,3 +122,9 @@ def linear(rows: list[dict]) -> str:
             f"{evidence(found[0])} |"
         )
     return "\n".join(lines)
+
+
+def _shape_first(case: str) -> list[int]:
+    """The numbers of "T=8 [1664, 6144]", tokens last."""
+    tokens, *shape = map(int, re.findall(r"\d+", case))
+    return [*shape, tokens]
