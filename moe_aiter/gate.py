@@ -129,6 +129,7 @@ def gate(
         tickets = (workspace or GateWorkspace.allocate(x.device)).tickets if together else None
         layers = slices
         if behind:
+            assert c["BLOCK_M"] % behind == 0, "a program selects for tokens of one block"
             layers += triton.cdiv(triton.cdiv(T, behind), blocks * tiles)
         even = H % c["SLICE"] == 0 and c["SLICE"] % c["BLOCK_K"] == 0
         _router_kernel[(blocks, tiles, layers)](

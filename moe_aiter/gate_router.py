@@ -7,7 +7,8 @@ experts, and counts itself at its token block's counter. Two forms select in thi
 - LAST: the program of a block that arrives last selects for all its tokens, BLOCK_T at a time;
 - BEHIND: programs with higher numbers select for BLOCK_T tokens each, once their block's counter
   says that all partial sums are there. Hardware starts programs in the order of their numbers, so
-  those they wait for run or have ended.
+  those they wait for run or have ended. Measured on an H200; on AMD emulated only, so no AMD row
+  asks for it.
 
 Either way the sum's order depends neither on which program is last nor on the other tokens, and
 the counters are zero again at the end. bf16 products are exact in fp32; fp32 products use "ieee".
