@@ -197,7 +197,7 @@ def test_metrics_are_told():
     assert [kwargs["completion_tokens"] for _, kwargs in calls["finished"]] == [8, 8]
     last_stats = calls["step"][-1][0][0]
     assert last_stats.running == 0
-    assert last_stats.generated_tokens == 16
+    assert (last_stats.generated_tokens, last_stats.requests_finished) == (16, 2)
     assert calls["step"][-1][1]["tokens"] == 0
 
 

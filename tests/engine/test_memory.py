@@ -15,6 +15,7 @@ from inkling_rocm.engine.gpu import largest_prompts
 from inkling_rocm.engine.memory import build_pools, plan_memory
 from inkling_rocm.engine.other_memory import other_memory
 from inkling_rocm.model.layer import rank_text
+from inkling_rocm.model.mtp import text_with_drafts
 from tests.engine.tiny import VOCAB, tiny_config, tiny_engine, tiny_mtp_config
 
 CPU = torch.device("cpu")
@@ -52,6 +53,21 @@ def test_the_released_model_stays_within_its_share(
     assert held >= 0.5 * 0.85 * free_gib * GIB
     assert plan.context_length >= 16384
     assert plan.context_length <= (plan.global_pages - 1) * page_size
+
+
+@pytest.mark.parametrize("depths", [1, 3, 8])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_rings_of_drafts_stay_within_the_share(small_config_path, depths, ahead):
+    """They are rows of every ring, by the thousand of sequences more than the pages are."""
+    config, dtype, free = load_config(small_config_path), torch.bfloat16, 100 * GIB
+    text = text_with_drafts(config, depths)
+    args = EngineArgs(
+        model_path="x", max_running_requests=1000, context_length=4096,
+        mem_fraction_static=0.5, disable_overlap_schedule=not ahead,
+    )  # fmt: skip
+    plan = plan_memory(text, args, dtype=dtype, device=CPU, free=free, draft_depths=depths)
+    hidden = 2 * depths * text.hidden_size * dtype.itemsize * (plan.slots + plan.snapshots)
+    assert 0.45 * free < held_bytes(text, plan, dtype) + hidden <= 0.5 * free
 
 
 def test_window_pages_suffice_for_every_sequence_at_once(monkeypatch):
