@@ -43,7 +43,7 @@ def gate(
 VARIANTS = (
     Variant(
         name="triton",
-        function="inkling_rocm.ops.moe_triton:make_gate",
+        function="inkling_rocm.ops.moe_triton:Gate",
         per_engine=True,
         supports=moe_support.triton,
     ),

@@ -1,6 +1,6 @@
 """gate, experts and dense_mlp through moe_aiter's Triton kernels.
 
-The `make_*` functions bind the architecture: an emulated one runs on CPU tensors.
+`Gate` and the `make_*` functions bind the architecture: an emulated one runs on CPU tensors.
 """
 
 from __future__ import annotations
@@ -16,21 +16,6 @@ from inkling_rocm.config import MoEConfig
 from inkling_rocm.ops.registry import OpContext
 from kernel_base.arch import Arch
 
-# One workspace a device, made outside graph capture: a model's gates are ordered on its stream.
-_WORKSPACES: dict[torch.device, moe_aiter.GateWorkspace] = {}
-
-
-def _workspace(device: torch.device) -> moe_aiter.GateWorkspace | None:
-    workspace = _WORKSPACES.get(device)
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if workspace is None and not capturing:
-        workspace = _WORKSPACES[device] = moe_aiter.GateWorkspace.allocate(device)
-    return workspace
-
-
-def make_gate(context: OpContext) -> Callable:
-    return partial(gate, arch=context.arch)
-
 
 def make_experts(context: OpContext) -> Callable:
     return partial(experts, arch=context.arch)
@@ -40,26 +25,34 @@ def make_dense_mlp(context: OpContext) -> Callable:
     return partial(dense_mlp, arch=context.arch)
 
 
-def gate(
-    x_TH: Tensor,
-    weight: Tensor,
-    bias_X: Tensor,
-    global_scale: Tensor,
-    *,
-    moe: MoEConfig,
-    arch: Arch | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The contract of `inkling_rocm.ops.gate`."""
-    return moe_aiter.gate(
-        x_TH,
-        weight,
-        bias_X,
-        global_scale,
-        top_k=moe.top_k,
-        route_scale=moe.route_scale,
-        workspace=_workspace(x_TH.device),
-        arch=arch,
-    )
+class Gate:
+    """The op of one engine: the contract of `inkling_rocm.ops.gate`.
+
+    The counters of its launches are its own: another engine of the process may start, on a stream
+    of its own, while this one serves, and programs that wait could then wait for ever.
+    """
+
+    def __init__(self, context: OpContext):
+        self._arch = context.arch
+        self._workspace: moe_aiter.GateWorkspace | None = None
+
+    def __call__(
+        self, x_TH: Tensor, weight: Tensor, bias_X: Tensor, global_scale: Tensor, *, moe: MoEConfig
+    ) -> tuple[Tensor, Tensor]:
+        device = x_TH.device
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if self._workspace is None and not capturing:
+            self._workspace = moe_aiter.GateWorkspace.allocate(device)
+        return moe_aiter.gate(
+            x_TH,
+            weight,
+            bias_X,
+            global_scale,
+            top_k=moe.top_k,
+            route_scale=moe.route_scale,
+            workspace=self._workspace,
+            arch=self._arch,
+        )
 
 
 def experts(

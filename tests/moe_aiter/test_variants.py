@@ -18,6 +18,7 @@ from inkling_rocm.model import InklingModel
 from inkling_rocm.ops import dense_mlp, experts, gate, moe_triton, moe_vendor
 from inkling_rocm.ops.registry import OpContext, choose, resolve_ops
 from kernel_base.arch import ARCHS
+from moe_aiter import GateWorkspace
 from moe_aiter.problems import make_gate_problem, make_problem
 from tests.engine.tiny import tiny_config
 from tests.moe_aiter.fake_aiter import fake
@@ -72,13 +73,35 @@ def emulated(monkeypatch):
         yield
 
 
-def test_triton_adapters_follow_the_references(emulated):
+def test_engines_of_a_process_count_apart(config, emulated, monkeypatch):
+    """One may start while another serves, on another stream: on common counters the programs that
+    wait could wait for ever."""
+    allocate, made = GateWorkspace.allocate, []
+
+    def counted(device):
+        made.append(allocate(device))
+        return made[-1]
+
+    monkeypatch.setattr(GateWorkspace, "allocate", counted)
+    moe = MoEConfig(
+        num_experts=8, top_k=3, num_shared_experts=2, intermediate_size=32, route_scale=2.5
+    )
+    g = make_gate_problem(4, experts=8, hidden=64)
+    variant, _ = choose("gate", context(config, "gfx942"))
+    engines = [variant.load(context(config, "gfx942")) for _ in range(2)]
+    for _ in range(2):  # the workspace of an engine serves all its calls
+        for engine in engines:
+            engine(g.x, g.weight, g.bias, g.global_scale, moe=moe)
+    assert len(made) == 2
+
+
+def test_triton_adapters_follow_the_references(config, emulated):
     moe = MoEConfig(
         num_experts=8, top_k=3, num_shared_experts=2, intermediate_size=32, route_scale=2.5
     )
     g = make_gate_problem(5, experts=8, hidden=64)
     arguments = (g.x, g.weight, g.bias, g.global_scale)
-    ids, gamma = moe_triton.gate(*arguments, moe=moe)
+    ids, gamma = moe_triton.Gate(context(config, "gfx942"))(*arguments, moe=moe)
     want_ids, want = gate.gate(*arguments, moe=moe)
     assert torch.equal(ids, want_ids)
     torch.testing.assert_close(gamma, want)
