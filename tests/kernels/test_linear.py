@@ -88,6 +88,12 @@ def test_the_depth_in_parts_of_one_program(arch, depth):
     assert within_budget(got, x, w)
 
 
+def test_no_amd_row_asks_for_programs_that_wait():
+    """They have run on an H200 only."""
+    waiting = {row.arch for row in TILES.rows if row.constexprs.get("TAIL")}
+    assert waiting == {"sm90"}
+
+
 def test_tails_wait_on_hopper():
     """In the code of the measured rows too an acquiring read comes before the slices' sums."""
     x = torch.empty(128, 6144, dtype=torch.bfloat16, device="meta")

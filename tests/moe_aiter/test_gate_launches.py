@@ -19,6 +19,7 @@ from kernel_base.tuning import TuningRow
 from moe_aiter import GateWorkspace, gate
 from moe_aiter.problems import GateProblem, make_gate_problem
 from moe_aiter.reference import gate_reference
+from moe_aiter.tuning import DOWN_LOOKUP, ROUTER
 
 ARCHS = ("gfx942", "gfx950")
 FIXED = {"top_k": 3, "route_scale": 2.5}
@@ -70,6 +71,15 @@ def test_the_tables_take_one_launch_for_few_tokens_then_two(workspace):
         with emulate("gfx942") as driver:
             gate(p.x, p.weight, p.bias, p.global_scale, **FIXED, arch="gfx942", workspace=workspace)
         assert len(driver.records) == launches
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_amd_row_asks_for_programs_that_wait(arch):
+    """They have run on an H200 only."""
+    assert not any(row.constexprs.get("BEHIND") for row in ROUTER.for_arch(arch))
+    assert not any(row.constexprs["TAIL"] for row in DOWN_LOOKUP.for_arch(arch))
+    assert any(row.constexprs.get("BEHIND") for row in ROUTER.for_arch("sm90"))
+    assert any(row.constexprs["TAIL"] for row in DOWN_LOOKUP.for_arch("sm90"))
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -178,9 +178,12 @@ def test_a_range_of_experts_with_many_rows(tokens, first, shared):
     assert passed, f"error {error:.2g}, eager {budget:.2g}"
 
 
-@pytest.mark.parametrize("tokens", [600, 2049, 4097, 8192, 8200])
-def test_gate_of_a_prompt(tokens):
-    """At the width of the model, one slice of the depth or several, ragged token blocks."""
+@pytest.mark.parametrize(
+    "tokens", [1, 16, 17, 33, 65, 129, 257, 512, 513, 600, 2049, 4097, 8192, 8200]
+)
+def test_gate_by_the_tables_rows(tokens):
+    """At the width of the model, in one launch and in two, one slice of the depth or several,
+    ragged token blocks."""
     p = make_gate_problem(tokens, experts=EXPERTS, hidden=6144, device="cuda")
     arguments = (p.x, p.weight, p.bias, p.global_scale)
     out = torch.full((tokens, TOP_K + SHARED), float("nan"), device="cuda")
