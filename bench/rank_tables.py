@@ -1,4 +1,4 @@
-"""Tables of docs/bench.md from the rows of `bench.tensor_parallel` and `bench.prompt_graphs`."""
+"""Tables of ranks (docs/tensor_parallel.md) and of prompts from graphs (docs/bench.md)."""
 
 from __future__ import annotations
 
