@@ -7,7 +7,7 @@
 The router product (gate_router.py) is split along H in slices of fixed length. The selection
 (gate_select.py) adds the slices in order: in programs of the same launch where the router's row
 says so, else in a second launch. On Hopper router_hopper.py makes the product of prompts. A token's
-result does not depend on the other tokens, nor on the number of launches.
+result does not depend on the other tokens, but their number chooses the rows, whose slices differ.
 """
 
 from __future__ import annotations

@@ -108,6 +108,19 @@ def test_masked_experts_are_chosen_last_and_once():
     assert ids.tolist() == [[4, 0, 1]] * 2
 
 
+@pytest.mark.parametrize("top_k", [3, 9])
+def test_a_nan_score_ranks_last(top_k):
+    logits = torch.linspace(-1, 1, 11)[None]
+    clean = logits.clone()
+    clean[0, [8, 2]] = -1e4
+    logits[0, [8, 2]] = float("nan")
+    ids, weights = run_logits(logits, top_k=top_k)
+    assert ids.tolist() == [[7, 6, 5, 4, 3, 1, 0, 2, 8][:top_k]]
+    if top_k == 3:
+        want = weigh(clean.double(), ids, 9, torch.tensor(SCALE))
+        torch.testing.assert_close(weights.double(), want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("value", [-1e4, 1e4])
 def test_extreme_logits_stay_finite_and_share_the_budget(value):
     _, weights = run_logits(torch.full((3, 11), value))
