@@ -147,7 +147,7 @@ def as_markdown(
     parts.append("\n".join([state, *(f"- {failure}" for failure in failures)]) + "\n")
     if not_for_amd:
         names = ", ".join(f"`{path}`" for path in not_for_amd)
-        parts.append(f"Left out, written in Gluon for NVIDIA GPUs only: {names}.\n")
+        parts.append(f"Left out, written for NVIDIA GPUs only: {names}.\n")
     for arch in archs:
         parts.append(f"## {arch}\n")
         lines = [_cells(_COLUMNS), _cells(["---"] * len(_COLUMNS))]

@@ -17,7 +17,8 @@ PACKAGES = ("kernel_base", "inkling_rocm", "triton_attn", "moe_aiter")
 class JitFunction:
     """One `@triton.jit` or `@gluon.jit` function: "module:name", the names in its body.
 
-    `nvidia_only`: its module imports Gluon's NVIDIA instructions.
+    `nvidia_only`: its module imports Gluon's NVIDIA instructions, or it calls one of Triton's behind
+    no condition.
     """
 
     path: str
@@ -50,15 +51,34 @@ def _imports_nvidia(node: ast.AST) -> bool:
     return isinstance(node, ast.Import) and any(a.name.startswith(prefix) for a in node.names)
 
 
+def _nvidia_instructions(tree: ast.Module) -> set[str]:
+    """Names that a module imports of Triton's library for NVIDIA GPUs."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "triton.language.extra.cuda"
+        for alias in node.names
+    }
+
+
+def _always_calls(function: ast.FunctionDef, names: set[str]) -> bool:
+    """Whether a statement of the function's own body, behind no condition, calls one of `names`."""
+    calls = (s.value for s in function.body if isinstance(s, ast.Expr))
+    called = (call.func for call in calls if isinstance(call, ast.Call))
+    return any(isinstance(name, ast.Name) and name.id in names for name in called)
+
+
 def jit_functions(source: str, module: str) -> list[JitFunction]:
     """The jit functions of one module's source text."""
     found = []
     tree = ast.parse(source)
-    nvidia_only = any(_imports_nvidia(node) for node in ast.walk(tree))
+    gluon = any(_imports_nvidia(node) for node in ast.walk(tree))
+    instructions = _nvidia_instructions(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and any(_is_jit(d) for d in node.decorator_list):
             returns = any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
             path, mentioned = f"{module}:{node.name}", frozenset(_mentioned(node))
+            nvidia_only = gluon or _always_calls(node, instructions)
             found.append(JitFunction(path, node.name, mentioned, returns, nvidia_only))
     return found
 

@@ -247,6 +247,16 @@ def test_every_kernel_of_the_project_is_registered():
     assert missing_kernels(functions, registered) == []
 
 
+def test_kernels_of_the_project_for_nvidia_only():
+    """Their entries need no case that launches them on AMD; all others do."""
+    named = {name.rpartition(":")[2] for entry in entries() for name in entry.kernels}
+    found = {f.name for f in package_jit_functions() if f.nvidia_only} & named
+    assert found == {
+        "_hopper_grouped_kernel", "_hopper_prefill_kernel", "_hopper_verify_kernel",
+        "_hopper_window_kernel", "_router_hopper_kernel", "_window_merge_kernel",
+    }  # fmt: skip
+
+
 def test_verify_fails_for_an_unregistered_kernel(monkeypatch):
     stray = jit_functions(TREE, "package.module")
     monkeypatch.setattr("inkling_rocm.verify.run.package_jit_functions", lambda: stray)
@@ -276,6 +286,27 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 def nvidia_kernel(x_ptr):
     tma.store_wait(0)
 """
+
+
+WAITS = """
+from triton.language.extra.cuda import gdc_wait
+
+@triton.jit
+def always(x_ptr):
+    gdc_wait()
+    tl.store(x_ptr, 1)
+
+@triton.jit
+def sometimes(x_ptr, PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+    tl.store(x_ptr, 1)
+"""
+
+
+def test_an_nvidia_instruction_behind_no_condition():
+    functions = jit_functions(WAITS, "package.module")
+    assert {f.name: f.nvidia_only for f in functions} == {"always": True, "sometimes": False}
 
 
 def test_kernels_for_nvidia_only_are_left_out_and_named(monkeypatch, tmp_path):
