@@ -17,8 +17,8 @@ PACKAGES = ("kernel_base", "inkling_rocm", "triton_attn", "moe_aiter")
 class JitFunction:
     """One `@triton.jit` or `@gluon.jit` function: "module:name", the names in its body.
 
-    `nvidia_only`: its module imports Gluon's NVIDIA instructions, or it calls one of Triton's behind
-    no condition.
+    `nvidia_only`: its module imports Gluon's NVIDIA instructions, or it calls one of Triton's
+    behind no condition.
     """
 
     path: str
