@@ -10,9 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from gcn_emulator import kernel as emulated_kernel
+from gcn_emulator.formats import EmuError
 from gcn_emulator.triton_driver import emulate
 from kernel_base.arch import arch_named
 from kernel_base.tuning import TuningRow
+from moe_aiter import grouped
 from moe_aiter.grouped import experts_by_choice, experts_looked_up
 from moe_aiter.problems import Problem, make_problem
 from moe_aiter.routing import sort_choices
@@ -91,6 +94,27 @@ def test_every_arrival_is_counted(scratch, tail):
     tiles = -(-136 // TILE)
     assert arrived[:tiles].tolist() == [(used if tail else slots) + 2] * tiles
     assert_close(problem, out)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_sums_behind_the_products_wait_for_every_arrival(scratch, monkeypatch, missing):
+    """The emulator runs programs in their order, so it would not miss a wait: but with an arrival
+    too few it does not end. (One wave a program: the emulator counts branches between barriers.)"""
+    problem = make_problem(5, experts=3, top_k=2, shared=1, hidden=40, width=32)
+    taken, launch = scratch(), grouped._down_grouped_kernel
+
+    class Short:
+        def __getitem__(self, grid):
+            taken[-1].fill_(-missing)  # what the first launch left at zero
+            return lambda *args, **options: launch[grid](*args, **options | {"num_warps": 1})
+
+    monkeypatch.setattr(emulated_kernel, "MAX_BRANCHES", 2000)
+    monkeypatch.setattr(grouped, "_down_grouped_kernel", Short())
+    if missing:
+        with pytest.raises(EmuError, match="endless loop"):
+            run(problem, True)
+    else:
+        assert_close(problem, run(problem, True))
 
 
 @pytest.mark.parametrize("first_expert", [0, 3])
