@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from gcn_emulator import kernel as emulated_kernel
+from gcn_emulator.formats import EmuError
 from gcn_emulator.triton_driver import emulate
 from inkling_rocm.kernels.linear import MAX_TOKENS, Linear, linear, make_tickets
 from inkling_rocm.kernels.linear_tuning import TILES
@@ -73,6 +75,24 @@ def test_slices_of_the_depth_in_one_launch(arch, dtype, tail):
     assert not tickets.any(), "the kernel leaves the tickets as it found them"
     assert within_budget(got, x, w)
     assert torch.equal(part, got[3:7])
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_tails_wait_for_every_slice(missing, monkeypatch):
+    """With a product too few that has arrived the wait does not end. (One wave a program: the
+    emulator counts branches between barriers.)"""
+    monkeypatch.setattr(emulated_kernel, "MAX_BRANCHES", 2000)
+    row = TILES.select("gfx942", tokens=21, bits=16, depth=300, columns=30)
+    sizes = {"BLOCK_M": 16, "BLOCK_N": 16, "SLICE": 128, "TAIL": 8}
+    row = replace(row, constexprs=row.constexprs | sizes, options=row.options | {"num_warps": 1})
+    x, w = problem(21, 30, 300, torch.bfloat16)
+    tickets = make_tickets(x.device) - missing
+    with emulate("gfx942"):
+        if missing:
+            with pytest.raises(EmuError, match="endless loop"):
+                run(x, w, "gfx942", row=row, tickets=tickets)
+        else:
+            assert within_budget(run(x, w, "gfx942", row=row, tickets=tickets), x, w)
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
