@@ -26,6 +26,7 @@ def plot_serving(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     speed = [row["interactivity_tokens_per_s_user"] for row in rows]
     throughput = [row["total_throughput_per_gpu"] for row in rows]
     left.plot(speed, throughput, "o-")
+    left.margins(0.08)  # labels stay inside
     for x, y, row in zip(speed, throughput, rows, strict=True):
         left.annotate(
             str(row["max_concurrency"]), (x, y), textcoords="offset points", xytext=(5, 5)
