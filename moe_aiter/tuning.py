@@ -149,9 +149,8 @@ def _down_grouped():
 
 
 # Few choices, whose row blocks are looked up. BLOCK_M must agree here too. On an H200 time goes in
-# rounds of programs: half of the columns a program up to 64 tokens; above, four stages, two
-# programs a multiprocessor (at 170 tokens of even routing three stages are 1 % faster, uneven 3 %
-# slower).
+# rounds of programs: half of the columns a program up to 85 tokens; above, four stages and two
+# programs a multiprocessor (three of each: 1 % faster to 3 % slower at 96 to 170 tokens).
 def _swiglu_lookup():
     for arch in (*AMD, *NVIDIA):
         few, k = (_amd(4), 64) if arch in AMD else (_nvidia(4, 3), 128)
