@@ -3,6 +3,7 @@ sum."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from moe_aiter.problems import Problem, make_problem
 from moe_aiter.routing import sort_choices
 from moe_aiter.tuning import DOWN_LOOKUP, SWIGLU_LOOKUP
 from tests.moe_aiter.test_experts import assert_close, error_and_budget
+from tests.support.offline import compile_only
 
 GARBAGE = 0x5A5A5A5A
 BLOCK_M = 16
@@ -139,6 +141,26 @@ def test_blocks_are_those_of_a_sort(scratch, first_expert):
     assert torch.equal(end[:slots][used], want.block_end[used])
     local = int(want.block_end[used].max())
     assert torch.equal(choice[:local], want.choice[:local])
+
+
+def test_all_waves_have_left_the_places_before_one_reads_them():
+    """The emulator does not see a wave read, without a barrier, what another stores."""
+    problem = make_problem(60, experts=9, top_k=2, hidden=40, width=32)
+    with compile_only("gfx942") as kernels:
+        experts_looked_up(
+            problem.x, problem.ids, problem.gamma, **problem.weights, out=problem.x,
+            arch=arch_named("gfx942"), rows=rows("gfx942", False),
+        )  # fmt: skip
+    accesses = re.findall(
+        r"^\s+(?:(?:buffer|global)_(store|load)|s_(barrier|waitcnt vmcnt\(0\)))",
+        kernels[0].asm["amdgcn"],
+        re.MULTILINE,
+    )
+    found = [access or other for access, other in accesses]
+    # The counters are zeroed, the ids loaded; places and block stored; the block's choices loaded.
+    places = found.index("store", found.index("load"))
+    left, read = found[places:].index("waitcnt vmcnt(0)"), found[places:].index("load")
+    assert "barrier" in found[places:][left:read]
 
 
 @sums
