@@ -153,10 +153,10 @@ def gate_alone(rows: Rows, model: str) -> None:
         # Scores closer than fp32 rounding of a 6144-term sum may swap places.
         same = float((ids == want_ids).float().mean())
         ok = same > 0.999 and bool((gamma.double() - want).abs().median() < 1e-4)
-        found = {}
+        found: dict = {}
         if ok:
             found = time_calls(fused, GATE_COPIES, steady=True)
-            found["launches"] = count_launches(fused)
+            found |= {"copies": GATE_COPIES, "launches": count_launches(fused)}
             found["torch_p50_us"] = time_calls(chain, GATE_COPIES, steady=True)["p50_us"]
             found["speedup"] = round(found["torch_p50_us"] / found["p50_us"], 2)
         rows.add(

@@ -48,13 +48,14 @@ def moe_layer(rows: list[dict]) -> str:
 
 
 def moe_gate(rows: list[dict]) -> str:
-    """The gate and the dense MLP beside chains of torch operations."""
+    """The gate (its weights from memory, as in a model) and the dense MLP beside chains of torch
+    operations."""
     lines = [
         "| op | case | moe_aiter, us | torch operations, us | ratio | evidence |",
         "|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        if row["op"] in ("moe.gate", "moe.dense_mlp"):
+    for row in sorted(rows, key=_by_tokens):
+        if row["op"] == "moe.dense_mlp" or (row["op"] == "moe.gate" and "copies" in row):
             lines.append(
                 f"| {row['op'][4:]} | {row['case']} | {row['p50_us']} | {row['torch_p50_us']} | "
                 f"{row['speedup']} | {_evidence(row)} |"
@@ -74,6 +75,12 @@ def moe_launches(rows: list[dict]) -> str:
             times = " | ".join(str(row.get(name, "-")) for name in names)
             lines.append(f"| {row['case']} | {times} | {_evidence(row)} |")
     return "\n".join(lines)
+
+
+def _by_tokens(row: dict) -> tuple:
+    """The gate first, models apart, tokens ascending (in cases that are "model T=tokens")."""
+    model, _, tokens = row["case"].partition(" T=")
+    return row["op"] != "moe.gate", model, int(tokens) if tokens.isdigit() else 0
 
 
 def _times(row: dict) -> str:
