@@ -138,10 +138,11 @@ def test_bars_leave_their_line_to_what_is_found(capsys):
     """A terminal shows both streams: a result would begin behind the bar."""
     parts, args = tiny_parts()
     cases = [Case(rows=rows, context=5, tokens=1) for rows in (1, 2)]
+    seen = ""
     for _ in LayerBench(parts, args, cases).measure(cases):
-        bars = capsys.readouterr().err
-        assert "op by op" in bars
-        assert not bars.rpartition("\r")[2].strip()
+        seen += capsys.readouterr().err  # of a fast case nothing: bars are not drawn at any rate
+        assert not seen.rpartition("\r")[2].strip()
+    assert "op by op" in seen
 
 
 def test_layer_bench_counts_work_and_restores_the_model():
