@@ -39,8 +39,8 @@ def await_arrivals(count_ptr, wanted):
 
     Only for programs behind those they wait for: hardware starts programs in the order of their
     numbers, so whoever is awaited has started and, waiting for nobody, ends. The emulator runs
-    programs in that order, one after the other. Not for AMD with Triton 3.6: its compiler puts the
-    loop's barriers into divergent control flow (the emulator refuses the code; 3.9's it runs).
+    programs in that order, one after the other. Not for AMD with Triton before 3.8: its compiler
+    puts the loop's barriers into divergent control flow (the emulator refuses the code).
     """
     count = tl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu")
     while (count >= 0) & (count < wanted):

@@ -17,6 +17,7 @@ from inkling_rocm.kernels.linear_tuning import TILES
 from inkling_rocm.ops.registry import OpContext
 from kernel_base.arch import arch_named, arch_of_device
 from tests.support.offline import compile_only
+from tests.support.waits import emulated_waits
 
 
 def problem(tokens, columns, depth, dtype, device="cpu"):
@@ -50,7 +51,7 @@ def test_against_float64(arch, tokens, dtype):
     assert within_budget(got, x, w)
 
 
-@pytest.mark.parametrize("tail", [0, 8])
+@pytest.mark.parametrize("tail", [0, pytest.param(8, marks=emulated_waits)])
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_slices_of_the_depth_in_one_launch(arch, dtype, tail):
@@ -67,16 +68,17 @@ def test_slices_of_the_depth_in_one_launch(arch, dtype, tail):
         got = run(x, w, arch, row=row, tickets=tickets)
         part = run(x[3:7], w, arch, row=row, tickets=tickets)
     assert [record.name for record in driver.records] == ["_linear_tiles_kernel"] * 2
-    # The emulator runs programs in their order, so it would not miss a wait: it is counted.
+    # (What waits reads the count with an atomic or, as Triton 3.8 compiles it, with a load.)
     tiles = 2 * -(-61 // row.constexprs["BLOCK_N"])
     products, tails = tiles * 3, tiles * 2 if tail else 0
     atomics = driver.records[0].counters.total("global_atomic")
-    assert atomics == products + 2 * tails, "each product arrives, each tail waits and arrives"
+    assert atomics in (products + tails, products + 2 * tails), "each arrives"
     assert not tickets.any(), "the kernel leaves the tickets as it found them"
     assert within_budget(got, x, w)
     assert torch.equal(part, got[3:7])
 
 
+@emulated_waits
 @pytest.mark.parametrize("missing", [0, 1])
 def test_tails_wait_for_every_slice(missing, monkeypatch):
     """With a product too few that has arrived the wait does not end. (One wave a program: the

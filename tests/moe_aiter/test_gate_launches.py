@@ -20,10 +20,17 @@ from moe_aiter import GateWorkspace, gate
 from moe_aiter.problems import GateProblem, make_gate_problem
 from moe_aiter.reference import gate_reference
 from moe_aiter.tuning import DOWN_LOOKUP, ROUTER
+from tests.support.waits import emulated_waits
 
 ARCHS = ("gfx942", "gfx950")
 FIXED = {"top_k": 3, "route_scale": 2.5}
-FORMS = [{"LAST": 4}, {"LAST": 16}, {"BEHIND": 4}, {"BEHIND": 16}]
+# With the depth to run each at.
+FORMS = (
+    ({"LAST": 4}, 300),
+    ({"LAST": 16}, 256),
+    pytest.param({"BEHIND": 4}, 300, marks=emulated_waits),
+    pytest.param({"BEHIND": 16}, 256, marks=emulated_waits),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +90,7 @@ def test_no_amd_row_asks_for_programs_that_wait(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("form", "hidden"), list(zip(FORMS, (300, 256, 300, 256), strict=True)))
+@pytest.mark.parametrize(("form", "hidden"), FORMS)
 def test_one_launch_of_several_token_blocks(arch, form, hidden, workspace):
     """Three blocks of 16 tokens, the last ragged; a token does not depend on the others, nor on how
     many launches there are."""
@@ -103,6 +110,7 @@ def test_one_launch_of_several_token_blocks(arch, form, hidden, workspace):
     assert torch.equal(part[1], weights[20:23])
 
 
+@emulated_waits
 def test_waiting_programs_past_one_layer_of_the_grid(workspace):
     """More of them than a slice has programs: 40 tokens, one each, behind layers of 3 by 1."""
     p = make_gate_problem(40, experts=20, hidden=128)
@@ -112,6 +120,7 @@ def test_waiting_programs_past_one_layer_of_the_grid(workspace):
     torch.testing.assert_close(weights, apart[1], rtol=1e-6, atol=0)
 
 
+@emulated_waits
 @pytest.mark.parametrize("missing", [1, 2])
 def test_programs_behind_wait_for_every_product(missing, monkeypatch):
     """With fewer arrivals than products the wait does not end. (One wave a program: the emulator
@@ -126,6 +135,7 @@ def test_programs_behind_wait_for_every_product(missing, monkeypatch):
         run(p, row, short)
 
 
+@emulated_waits
 def test_more_token_blocks_than_counters_take_two_launches(workspace, monkeypatch):
     p = make_gate_problem(33, experts=8, hidden=64)
     assert run(p, router_row("gfx942", BEHIND=4), workspace)[2] == 1

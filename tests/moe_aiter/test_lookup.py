@@ -23,6 +23,7 @@ from moe_aiter.routing import sort_choices
 from moe_aiter.tuning import DOWN_LOOKUP, SWIGLU_LOOKUP
 from tests.moe_aiter.test_experts import assert_close, error_and_budget
 from tests.support.offline import compile_only
+from tests.support.waits import emulated_waits
 
 GARBAGE = 0x5A5A5A5A
 BLOCK_M = 16
@@ -39,7 +40,9 @@ def rows(arch: str, tail: bool) -> tuple[TuningRow, TuningRow]:
     return up, replace(down, constexprs={**down.constexprs, **more})
 
 
-sums = pytest.mark.parametrize("tail", [False, True], ids=["last", "tail"])
+sums = pytest.mark.parametrize(
+    "tail", [False, pytest.param(True, marks=emulated_waits)], ids=["last", "tail"]
+)
 
 
 @pytest.fixture
@@ -98,6 +101,7 @@ def test_every_arrival_is_counted(scratch, tail):
     assert_close(problem, out)
 
 
+@emulated_waits
 @pytest.mark.parametrize("missing", [0, 1])
 def test_sums_behind_the_products_wait_for_every_arrival(scratch, monkeypatch, missing):
     """The emulator runs programs in their order, so it would not miss a wait: but with an arrival
@@ -119,6 +123,7 @@ def test_sums_behind_the_products_wait_for_every_arrival(scratch, monkeypatch, m
         assert_close(problem, run(problem, True))
 
 
+@emulated_waits
 @pytest.mark.parametrize("first_expert", [0, 3])
 def test_blocks_are_those_of_a_sort(scratch, first_expert):
     """Experts without a choice, with one, with several blocks; ids of other ranks between."""
@@ -190,6 +195,7 @@ def test_an_addend_comes_last(tail):
     assert (out.double() - problem.reference()).norm() > 2 * (eager - want).norm()
 
 
+@emulated_waits
 def test_who_finds_the_blocks_and_who_sums_does_not_show(scratch):
     problem = make_problem(9, experts=4, top_k=2, hidden=104, width=40)
     out = torch.full_like(problem.x, float("nan"))
@@ -214,6 +220,7 @@ def test_row_blocks_of_two_sizes_are_refused():
         )  # fmt: skip
 
 
+@emulated_waits
 def test_the_oracle_sees_faults():
     problem = make_problem(19, experts=6, hidden=136, width=40)
     out = run(problem, True)
