@@ -27,6 +27,9 @@ COMPUTED_FROM = (
     "lm_head",
 )  # fmt: skip
 _one_at_a_time = threading.Lock()
+# Python before 3.11.8 takes threads that parse at one time for an error of its own ("AST
+# constructor recursion depth mismatch").
+_parsing = threading.Lock()
 
 
 def may_compile_ahead(ops: OpSet) -> bool:
@@ -70,7 +73,14 @@ def compiling_ahead(*, progress: bool = True) -> Iterator[None]:
             only_compile = warmup or threading.get_ident() == owner
             return launch(self, *args, grid=grid, warmup=only_compile, **kwargs)
 
-        JITFunction.run = run
+        parser: Any = next(c for c in JITFunction.__mro__ if "parse" in vars(c))
+        parse = parser.parse
+
+        def parse_alone(self: JITFunction) -> Any:
+            with _parsing:
+                return parse(self)
+
+        JITFunction.run, parser.parse = run, parse_alone
         try:
             with AsyncCompileMode(pool) as mode:
                 yield
@@ -86,5 +96,5 @@ def compiling_ahead(*, progress: bool = True) -> Iterator[None]:
                     for _ in done:
                         pass
         finally:
-            JITFunction.run = launch
+            JITFunction.run, parser.parse = launch, parse
             active_mode.set(None)  # Triton 3.6 leaves it where a kernel has not compiled

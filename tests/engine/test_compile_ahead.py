@@ -53,6 +53,29 @@ def compiled(monkeypatch):
     return found
 
 
+def test_kernels_are_parsed_one_at_a_time(monkeypatch, tmp_path):
+    """Python before 3.11.8 fails now and then where threads parse at one time."""
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    parser = next(c for c in type(_add_kernel).__mro__ if "parse" in vars(c))
+    parse, inside, most = parser.parse, [], []
+
+    def slowly(self):
+        inside.append(self)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        return parse(self)
+
+    monkeypatch.setattr(parser, "parse", slowly)
+    kernel, x = triton.jit(_add_kernel.fn), torch.zeros(5)
+    with emulate("gfx950"), compiling_ahead(progress=False):
+        for block in (64, 128, 256, 512):
+            kernel[(1,)](x, x, 5, BLOCK=block)
+    assert parser.parse is slowly
+    assert max(most) == 1
+    assert len(most) >= 4
+
+
 def test_launches_only_compile(compiled):
     with emulate("gfx950"):
         with compiling_ahead(progress=False):
