@@ -24,10 +24,10 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernel_base.arch import Arch
+from kernel_base.hopper_copy import rings
 from kernel_base.tuning import TuningRow
 from moe_aiter.hopper_roles import BLOCK_K, BLOCK_M, BLOCK_N, consume, produce
 from moe_aiter.routing import ROW_ALIGN, SortedChoices
@@ -50,12 +50,8 @@ def _hopper_grouped_kernel(
     a_smem = gl.allocate_shared_memory(dtype, [4 * STAGES, 64, BLOCK_K], layout)
     b_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], layout)
     out_smem = gl.allocate_shared_memory(dtype, [4, 64, 64], layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        # One arrival for the bulk copies, and one of every producer thread for its own copies.
-        mbarrier.init(ready.index(stage), count=129 if UP else 1)
-        mbarrier.init(free.index(stage), count=4)
+    # One arrival for the bulk copies, and one of every producer thread for its own copies.
+    ready, free = rings(STAGES, (129 if UP else 1, 4))
     used = gl.load(block_count_ptr)  # no rounds for empty slots
     all_blocks += used - blocks
     blocks = used

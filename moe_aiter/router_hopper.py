@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernel_base.hopper_copy import bulk_load
+from kernel_base.hopper_copy import bulk_load, rings
 from kernel_base.tuning import TuningRow
 
 BLOCK_M, BLOCK_X, BLOCK_S, BLOCK_K = 128, 256, 16, 64
@@ -88,11 +88,7 @@ def _router_hopper_kernel(
     a_smem = gl.allocate_shared_memory(dtype, [2 * STAGES, 64, BLOCK_K], layout)
     b_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_X, BLOCK_K], layout)
     s_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_S, BLOCK_K], layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
+    ready, free = rings(STAGES, (1, 2))
     t0 = gl.program_id(0) * BLOCK_M
     h0 = gl.program_id(1) * SLICE
     steps = gl.cdiv(gl.minimum(hidden - h0, SLICE), BLOCK_K)
