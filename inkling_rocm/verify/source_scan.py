@@ -17,8 +17,8 @@ PACKAGES = ("kernel_base", "inkling_rocm", "triton_attn", "moe_aiter")
 class JitFunction:
     """One `@triton.jit` or `@gluon.jit` function: "module:name", the names in its body.
 
-    `nvidia_only`: its module imports Gluon's NVIDIA instructions, or it calls one of Triton's
-    behind no condition.
+    `nvidia_only`: its module imports Gluon's NVIDIA instructions or descriptors, or it calls one of
+    Triton's instructions behind no condition.
     """
 
     path: str
@@ -45,10 +45,10 @@ def _mentioned(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def _imports_nvidia(node: ast.AST) -> bool:
-    prefix = "triton.experimental.gluon.language.nvidia"
+    prefixes = ("triton.experimental.gluon.language.nvidia", "triton.experimental.gluon.nvidia")
     if isinstance(node, ast.ImportFrom):
-        return (node.module or "").startswith(prefix)
-    return isinstance(node, ast.Import) and any(a.name.startswith(prefix) for a in node.names)
+        return (node.module or "").startswith(prefixes)
+    return isinstance(node, ast.Import) and any(a.name.startswith(prefixes) for a in node.names)
 
 
 def _nvidia_instructions(tree: ast.Module) -> set[str]:
